@@ -10,7 +10,10 @@ use crate::dice::Dice;
 use std::collections::BTreeMap;
 use weir_coord::identity::{NamespaceIdentity, TargetIdentity};
 use weir_meta::namespace::acl::Acl;
+use weir_meta::owner_limits::OwnerRecord;
 use weir_meta::record;
+use weir_meta::relation::record as related;
+use weir_meta::relation::rules::RulesRecord;
 use weir_proto::checksum::crc32c;
 use weir_proto::data::OverlayKind;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, verify};
@@ -391,7 +394,7 @@ fn access_list(value: &[u8]) {
         let _ = (acl.mode(), acl.is_mode());
     }
 }
-const NAMESPACE: [Check; 13] = [
+const NAMESPACE: [Check; 24] = [
     versioned::<record::Access>,
     versioned::<record::Tally>,
     versioned::<record::Link>,
@@ -405,6 +408,17 @@ const NAMESPACE: [Check; 13] = [
     versioned::<record::SnapshotRecord>,
     versioned::<record::LayerRecord>,
     versioned::<record::TrashRecord>,
+    versioned::<OwnerRecord>,
+    versioned::<RulesRecord>,
+    versioned::<related::RelationRecord>,
+    versioned::<related::DirtyRange>,
+    versioned::<related::RemoteEntry>,
+    versioned::<related::RelocationRecord>,
+    versioned::<related::ReceiptRecord>,
+    versioned::<related::ConflictRecord>,
+    versioned::<record::ChangeRecord>,
+    versioned::<record::EvictedRange>,
+    versioned::<record::CloneRecord>,
 ];
 
 /// The first byte chooses the record.
@@ -479,8 +493,25 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         created: time,
         deleting: false,
         retention: volume::Retention { trash_s: 7, ..volume::Retention::NOTHING },
+        write_floor: 3,
     };
     let trash = record::TrashRecord { dir: ino, until: time };
+    let quota = Some(volume::Quota { bytes_soft: Some(5), ..volume::Quota::NONE });
+    let owner = OwnerRecord { quota, bytes_over_since: Some(time), inodes_over_since: None };
+    let rules = weir_proto::relation::RelationRules {
+        include: vec!["*.h5".into()],
+        exclude: vec!["/a/".into(), "b?".into()],
+        bytes_per_s: Some(1 << 30),
+    };
+    let dirty = related::DirtyRange { len: 9, since: time, oldest: 1, newest: 2 };
+    let places = vec![related::RemotePlace { dir: ino, name: b"name"[..].into() }];
+    let remote = related::RemoteEntry {
+        kind,
+        places,
+        fingerprint: b"print"[..].into(),
+        complete: Some(9),
+        writing: true,
+    };
     let list = b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x05\0\x0a\0\0\0\x04\0\x05\0\xff\xff\xff\xff\
         \x10\0\x05\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
     let values = [
@@ -507,6 +538,12 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         (8, volume.to_value()),
         (9, list.to_vec()),
         (12, trash.to_value()),
+        (13, owner.to_value()),
+        (14, RulesRecord { rules, scans_again: true }.to_value()),
+        (16, dirty.to_value()),
+        (17, remote.to_value()),
+        (19, related::ReceiptRecord { len: 9, sums: vec![1, 2] }.to_value()),
+        (20, related::ConflictRecord { diverged: true, why: "why".into(), at: time }.to_value()),
     ];
     values.iter().map(|(which, value)| [&[*which], &value[..]].concat()).collect()
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::meta::Entry;
 use weir_proto::quota::{Account, ReserveSpace, ReservedSpace};
-use weir_proto::{Error, MIB, Result};
+use weir_proto::volume::{QuotaReservation, ReserveQuota};
+use weir_proto::{Error, ErrorKind, MIB, Result, VolumeId};
 
 /// Reserved in addition to the present need: at most this many bytes are written without a message to the
 /// leader, which grants less when little is left.
@@ -151,13 +152,39 @@ impl Inner {
     /// Reports the need of an account and takes the grant.
     async fn reserve_quota(&self, account: Account, growth: u64, reserve: u64) -> Result<ReservedSpace> {
         let _alone = self.tables.reservations.gate.write().await;
-        let spent = self.tables.reservations.begin_asking(account);
-        let must = spent.saturating_add(growth);
-        let want = must.saturating_add(reserve);
-        let ask = |session| ReserveSpace { session, account, spent, must, want };
-        let reservation = self.session.ask(self.deadline(), ask).await?;
+        let ask = |spent: u64| {
+            let must = spent.saturating_add(growth);
+            (spent, must, must.saturating_add(reserve))
+        };
+        let reservations = &self.tables.reservations;
+        let mut answer = Err(Error::unsupported("limits of owners"));
+        if !reservations.is_of_volumes() {
+            let (spent, must, want) = ask(reservations.begin_asking(account));
+            let ask = |session| ReserveSpace { session, account, spent, must, want };
+            answer = self.session.ask(self.deadline(), ask).await;
+        }
+        let reservation = match answer {
+            Err(e) if e.kind == ErrorKind::Unsupported => {
+                reservations.use_volumes();
+                self.reserve_in_volume(account.volume, ask(reservations.begin_asking(account))).await?
+            }
+            answer => answer?,
+        };
         self.tables.reservations.note_granted(account, reservation.held);
         Ok(reservation)
+    }
+
+    /// The same at a leader of an older program, for all files of a volume together.
+    async fn reserve_in_volume(
+        &self,
+        volume: VolumeId,
+        (spent, must, want): (u64, u64, u64),
+    ) -> Result<ReservedSpace> {
+        let ask = |session| ReserveQuota { session, volume, spent, must, want };
+        let QuotaReservation { held, others, unlimited, evicting } =
+            self.session.ask(self.deadline(), ask).await?;
+        let limit = format!("volume {volume} is at its limit");
+        Ok(ReservedSpace { held, others, unlimited, evicting, limit })
     }
 
     /// Returns unused reservations.

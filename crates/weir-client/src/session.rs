@@ -9,6 +9,7 @@ mod change;
 use crate::maps::MapsSeen;
 use crate::session::change::Slot;
 use crate::status::Counters;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -21,7 +22,8 @@ use weir_proto::meta::{
     SessionResumed,
 };
 use weir_proto::quota::{HeldSpace, ReclaimSpace, ReserveSpace};
-use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId};
+use weir_proto::volume::{HeldReservation, ReclaimReservations, ReserveQuota};
+use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, VolumeId};
 use weir_rpc::{Channel, Connection};
 
 /// First pause before a leader that did not answer is retried.
@@ -298,8 +300,15 @@ impl Session {
         }
         let reservations = self.holder().map_or_else(Vec::new, |h| h.held_reservations());
         if !reservations.is_empty() {
-            let named = ReclaimSpace { session, held: reservations };
-            connection.call(&named, vec![], self.left(deadline)).await?;
+            let named = ReclaimSpace { session, held: reservations.clone() };
+            match connection.call(&named, vec![], self.left(deadline)).await {
+                Err(e) if e.kind == ErrorKind::Unsupported => {
+                    // A leader of an older program: it knows volumes only.
+                    let named = ReclaimReservations { session, held: by_volume(&reservations) };
+                    connection.call(&named, vec![], self.left(deadline)).await?;
+                }
+                done => drop(done?),
+            }
         }
         let last = SessionResume { session, held, more: false };
         connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)
@@ -368,8 +377,9 @@ impl Session {
     }
     /// A request may be about files that the leader does not know of, or about their directories.
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
-        let exempt = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD, ReserveSpace::METHOD];
-        let is_exempt = exempt.contains(&R::METHOD);
+        let births = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD];
+        let space = [ReserveSpace::METHOD, ReserveQuota::METHOD];
+        let is_exempt = births.contains(&R::METHOD) || space.contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
@@ -561,4 +571,13 @@ pub fn named<R: Request>(e: Error) -> Error {
         | ErrorKind::Unsupported
         | ErrorKind::OverQuota => e,
     }
+}
+
+/// Reservations of all accounts of a volume together.
+fn by_volume(held: &[HeldSpace]) -> Vec<HeldReservation> {
+    let mut sums: BTreeMap<VolumeId, u64> = BTreeMap::new();
+    for HeldSpace { account, bytes } in held {
+        *sums.entry(account.volume).or_default() += bytes;
+    }
+    sums.into_iter().map(|(volume, bytes)| HeldReservation { volume, bytes }).collect()
 }

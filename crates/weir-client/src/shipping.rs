@@ -3,7 +3,7 @@ use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::meta::Cred;
+use weir_proto::meta::{Cred, Op};
 use weir_proto::recall::EvictedRanges;
 use weir_proto::relation::*;
 use weir_proto::snapshot::Layer;
@@ -20,6 +20,7 @@ pub struct NewRelation {
     /// The volume mirrors its home, and is read-only here; it is empty.
     pub mirrors: bool,
     pub ids: HomeIds,
+    pub rules: RelationRules,
 }
 
 /// Requests of movers.
@@ -193,7 +194,38 @@ impl Client {
                 import: new.import,
                 ids: new.ids.clone(),
             };
+            let (session, deadline) = (&self.inner.session, self.inner.deadline());
+            if new.rules == RelationRules::default() {
+                return session.change(deadline, make).await; // a server of an older program knows it
+            }
+            let with = |op: Op| {
+                let (cred, rules) = (cred.clone(), new.rules.clone());
+                RelationAddWith { op: op.clone(), cred, new: make(op), rules }
+            };
+            session.change(deadline, with).await
+        })
+    }
+    /// Changes the given rules of a relation; a limit of 0: none.
+    pub fn set_relation<'a>(
+        &'a self,
+        cred: &'a Cred,
+        relation: RelationId,
+        (include, exclude): (Option<Vec<String>>, Option<Vec<String>>),
+        bytes_per_s: Option<u64>,
+    ) -> BoxFuture<'a, Result<RelationRules>> {
+        Box::pin(async move {
+            let make = |op| {
+                let (include, exclude) = (include.clone(), exclude.clone());
+                RelationSet { op, cred: cred.clone(), relation, include, exclude, bytes_per_s }
+            };
             self.inner.session.change(self.inner.deadline(), make).await
+        })
+    }
+    /// The rules of all relations that have some, each with this mover's part of a limit.
+    pub fn relation_rules(&self) -> BoxFuture<'_, Result<Vec<RulesOfRelation>>> {
+        Box::pin(async move {
+            let ask = |session: SessionId| RelationRulesList { session };
+            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.relations)
         })
     }
     pub fn relations(&self, volume: Option<VolumeId>) -> BoxFuture<'_, Result<Vec<RelationInfo>>> {

@@ -14,7 +14,7 @@ use weir_proto::coord::{
 };
 use weir_proto::map::{ClusterMap, Group, Target, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
-use weir_proto::{Error, PgId, Result, TargetId};
+use weir_proto::{Error, NameRule, PgId, Result, TargetId};
 
 /// Longer than a restart of a machine takes.
 const LOST_AFTER_S: u32 = 600;
@@ -278,13 +278,16 @@ fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
     let is_away = |t: &TargetId| *t != target && map.target(*t).is_none_or(|t| t.state != TargetState::Up);
     let names: Vec<String> = away.into_iter().filter(is_away).map(|t| t.to_string()).collect();
     let others = if names.is_empty() { "the others".to_owned() } else { names.join(", ") };
-    Err(Error::invalid(format!(
-        "{target} may have data that no other target has: in {} placement groups only {} of the {} targets that \
+    Err(Error::name(
+        NameRule::Busy,
+        format!(
+            "{target} may have data that no other target has: in {} placement groups only {} of the {} targets that \
          are needed have everything; hint: bring {others} back first",
-        needing.len(),
-        first.current_count(),
-        first.scheme.data
-    )))
+            needing.len(),
+            first.current_count(),
+            first.scheme.data
+        ),
+    ))
 }
 
 /// The number of groups by their spare members, from 0 on.

@@ -17,6 +17,7 @@ mod home;
 mod idmap;
 mod lane;
 pub mod mover;
+mod pace;
 mod path;
 mod recall;
 mod s3;

@@ -9,6 +9,7 @@
 //! (the back ends).
 use crate::backup::Due;
 use crate::gate::Gate;
+use crate::pace::Pace;
 use crate::recall;
 use crate::tuner::{self, Choice, FILE_WORK, TimeOf, Tuner};
 use crate::{Attrs, Expect, Fault, Fingerprint, Home, HomePath, HomeWriter, ListEntry, Make, Outcome, Xattr};
@@ -24,8 +25,9 @@ use weir_proto::checksum::crc32c_append;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::recall::Learned;
 use weir_proto::relation::{
-    Direction, ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds, ListDone, ListWork,
-    NameAction, NameDone, NameWork, Outcome as Reported, RECEIPT_BLOCK, RelationId, RelationWork,
+    BANDWIDTH_LIMIT, Direction, ExtentDone, ExtentWork, HOME_ENTRIES_MAX, HomeAttrs, HomeEntry, HomeIds,
+    ListDone, ListWork, NameAction, NameDone, NameWork, Outcome as Reported, RECEIPT_BLOCK, RelationId,
+    RelationWork,
 };
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId, Wire};
 
@@ -46,6 +48,8 @@ const LISTING_BYTES_MAX: usize = 256 << 10;
 const ENTRY_BYTES: usize = 128;
 /// How long a request for work waits at the leader.
 const WAIT: Duration = Duration::from_secs(2);
+/// The interval at which a mover asks for its parts of bandwidth limits: meanwhile it may exceed them.
+const LIMITS_EVERY: Duration = Duration::from_secs(1);
 /// Pause after an error of the leader or the network.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -109,6 +113,8 @@ struct Shared {
     relations: Mutex<BTreeMap<RelationId, Arc<Relation>>>,
     /// Homes that are being opened, and the work that waits for it.
     opening: Mutex<BTreeMap<RelationId, Vec<RelationWork>>>,
+    /// This mover's parts of the relations' bandwidth limits.
+    limits: Mutex<BTreeMap<RelationId, u64>>,
     /// Items in flight.
     items: AtomicUsize,
     less: Notify,
@@ -125,6 +131,8 @@ struct Relation {
     streams: Gate,
     /// Limits bytes that are read and not written yet.
     window: Gate,
+    /// Its part of the relation's bandwidth limit.
+    pace: Pace,
     /// Parts of a stream.
     packed: u64,
     tuner: Mutex<Tuner>,
@@ -139,6 +147,8 @@ struct Meter {
     bytes: AtomicU64,
     reading_us: AtomicU64,
     writing_us: AtomicU64,
+    /// Waits for the bandwidth limit.
+    paced_us: AtomicU64,
     /// Time from the read of a piece to its write, and the number of pieces.
     piece_us: AtomicU64,
     pieces: AtomicU64,
@@ -201,6 +211,7 @@ impl Mover {
             over: watch::Sender::new(false),
             relations: Mutex::default(),
             opening: Mutex::default(),
+            limits: Mutex::default(),
             items: AtomicUsize::new(0),
             less: Notify::new(),
         });
@@ -216,6 +227,8 @@ impl Mover {
         }
         let me = shared.clone();
         shared.spawn("recalls", async move { me.recalls().await });
+        let me = shared.clone();
+        shared.spawn("limits", async move { me.keep_limits().await });
         let (due, of) = (self.backups.clone(), client.clone());
         shared.spawn("backups", async move { due.run(&of).await });
         tokio::select! {
@@ -250,6 +263,30 @@ impl Shared {
                 () = work => {}
             }
         });
+    }
+
+    /// Asks for its parts of bandwidth limits; false: the leader is of an older program, which has none.
+    async fn learn_limits(&self) -> bool {
+        match self.client.relation_rules().await {
+            Ok(all) => {
+                let limits: BTreeMap<RelationId, u64> =
+                    all.into_iter().filter_map(|of| Some((of.relation, of.share?))).collect();
+                let relations = lock(&self.relations);
+                relations.iter().for_each(|(id, r)| r.pace.set_limit(limits.get(id).copied()));
+                *lock(&self.limits) = limits;
+                true
+            }
+            Err(e) => {
+                tracing::debug!("no bandwidth limits: {e}"); // the last ones stay
+                e.kind != ErrorKind::Unsupported
+            }
+        }
+    }
+
+    async fn keep_limits(&self) {
+        while self.learn_limits().await {
+            self.env.clock.sleep(LIMITS_EVERY).await;
+        }
     }
 
     /// Until an error: only the leader knows the work in a reply that was lost.
@@ -331,6 +368,7 @@ impl Shared {
             let only_reads = place.direction == Direction::Mirror;
             let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
+            relation.pace.count(recall.work.to.saturating_sub(recall.work.from), self.env.clock.now());
             match recall::bring(&self.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or the name changed meanwhile: then the expected
                 // fingerprint has changed, too.
@@ -423,6 +461,8 @@ impl Shared {
             None => Tuner::new(calls_max),
         };
         let (packed, choice) = (tuner::packed(calls_max), tuner.choice());
+        self.learn_limits().await; // before its first byte
+        let limit = lock(&self.limits).get(&id).copied();
         let relation = Arc::new(Relation {
             id,
             home,
@@ -430,6 +470,7 @@ impl Shared {
             names: Gate::new(calls_max as u64),
             streams: Gate::new(choice.streams as u64 * packed),
             window: Gate::new(choice.window_bytes),
+            pace: Pace::new(limit),
             packed,
             tuner: Mutex::new(tuner),
             files: Mutex::default(),
@@ -777,12 +818,18 @@ impl Shared {
             relation.meter.reading_us.fetch_add(read.since(begun).as_micros() as u64, Relaxed);
             sums.push(parts.iter().fold(0, |sum, part| crc32c_append(sum, part)));
             let zeros = parts.iter().all(|part| part.iter().all(|b| *b == 0));
-            let written = match zeros && relation.home.traits().holes {
+            let is_hole = zeros && relation.home.traits().holes;
+            if !is_hole {
+                relation.pace.pass(len, &self.env.clock).await;
+            }
+            let writes = self.env.clock.now();
+            relation.meter.paced_us.fetch_add(writes.since(read).as_micros() as u64, Relaxed);
+            let written = match is_hole {
                 true => writer.zero(at..at + len).await,
                 false => writer.write_at(at, parts).await,
             };
             let now = self.env.clock.now();
-            relation.meter.writing_us.fetch_add(now.since(read).as_micros() as u64, Relaxed);
+            relation.meter.writing_us.fetch_add(now.since(writes).as_micros() as u64, Relaxed);
             relation.meter.piece_us.fetch_add(now.since(asked).as_micros() as u64, Relaxed);
             relation.meter.pieces.fetch_add(1, Relaxed);
             written.map_err(|f| reported(&f))?;
@@ -840,8 +887,8 @@ impl Shared {
             }
             self.apply_tuner(relation);
             // Older measurements count less.
-            let Meter { reading_us, writing_us, piece_us, pieces, file_us, files, .. } = meter;
-            for meter in [reading_us, writing_us, piece_us, pieces, file_us, files] {
+            let Meter { reading_us, writing_us, paced_us, piece_us, pieces, file_us, files, .. } = meter;
+            for meter in [reading_us, writing_us, paced_us, piece_us, pieces, file_us, files] {
                 meter.store(meter.load(Relaxed) / 2, Relaxed);
             }
         }
@@ -856,7 +903,12 @@ impl Shared {
         if busiest.meter.busy.load(Relaxed) == 0 {
             return String::new();
         }
-        tuner::limited_by(&busiest.meter.time(), &lock(&busiest.tuner).choice())
+        let time = busiest.meter.time();
+        let paced = Duration::from_micros(busiest.meter.paced_us.load(Relaxed));
+        if paced > time.reading + time.writing {
+            return BANDWIDTH_LIMIT.to_owned();
+        }
+        tuner::limited_by(&time, &lock(&busiest.tuner).choice())
     }
 }
 

@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, mpsc};
 use weir_client::Client;
 use weir_env::Env;
 use weir_proto::meta::{Attr, FileKind};
+use weir_proto::patterns::Patterns;
 use weir_proto::relation::{HomePlace, RelationId};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
@@ -53,6 +54,8 @@ pub struct Verified {
     pub bytes: u64,
     /// Bytes at home without a receipt: older than the volume, and not read since.
     pub unproved_bytes: u64,
+    /// Entries that the relation's patterns exclude, and that home does not have.
+    pub excluded: u64,
     /// Entries with changes in flight during the whole comparison.
     pub under_way: u64,
     pub wrong: Vec<Wrong>,
@@ -68,6 +71,8 @@ pub struct Verify {
     pub relation: RelationId,
     /// The volume's root directory.
     pub root: InodeId,
+    /// Entries that the relation does not copy are not missing.
+    pub patterns: Patterns,
     /// Compare each byte, too; otherwise names, kinds, sizes and times.
     pub data: bool,
 }
@@ -80,6 +85,7 @@ enum Seen {
         unproved: u64,
     },
     UnderWay,
+    Excluded,
     /// Home does not have it, perhaps not yet.
     Unknown(Thing),
     Wrong(Wrong),
@@ -107,6 +113,7 @@ impl Verified {
                 self.unproved_bytes += unproved;
             }
             Seen::UnderWay => self.under_way += 1,
+            Seen::Excluded => self.excluded += 1,
             Seen::Unknown(thing) if doubtful.unknown.len() < KEPT_MAX => doubtful.unknown.push(thing),
             Seen::Unknown(_) => self.under_way += 1,
             Seen::Wrong(wrong) if self.wrong.len() < KEPT_MAX => self.wrong.push(wrong),
@@ -216,7 +223,11 @@ impl Verify {
         loop {
             let place = match self.place(thing.ino).await {
                 Ok(place) => place,
-                Err(e) if e.kind == ErrorKind::NotFound => return Ok(Seen::Unknown(thing)),
+                Err(e) if e.kind == ErrorKind::NotFound => {
+                    let is_directory = thing.kind == FileKind::Directory;
+                    let why = self.patterns.excludes(&thing.path.to_slashed(), is_directory);
+                    return Ok(if why.is_some() { Seen::Excluded } else { Seen::Unknown(thing) });
+                }
                 Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::Invalid) => {
                     return Ok(Seen::Nothing);
                 }

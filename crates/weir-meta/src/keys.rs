@@ -22,6 +22,7 @@
 //! C/<volume>/<number>     a change                                              ChangeRecord
 //! k/<volume>/<name>       up to which change a cursor has come                  u64
 //! r/<relation>            a relation                                            RelationRecord
+//! F/<relation>            its patterns and its bandwidth limit                   RulesRecord
 //! b/<volume>/<place>      a place that backups of a volume go to                 BackupRecord
 //! B/<relation>/<dir>      a directory to be looked at, and from which cookie on u64
 //! O/<relation>/<number>   a change of names that home has not seen yet          ChangeRecord
@@ -328,6 +329,9 @@ pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {
 }
 pub fn growing(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'g', relation.0, ino.0)
+}
+pub fn rules(relation: RelationId) -> [u8; 5] {
+    key5(b'F', relation.0)
 }
 pub fn snapshot(volume: VolumeId, number: u32) -> [u8; 9] {
     let mut key = [b's'; 9];

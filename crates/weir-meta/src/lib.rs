@@ -26,6 +26,7 @@ pub mod lease;
 mod limits;
 pub mod lock;
 pub mod namespace;
+mod near_limits;
 mod obstacle;
 mod ops;
 pub mod owner_limits;

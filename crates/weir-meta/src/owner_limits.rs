@@ -69,6 +69,10 @@ impl OwnerLimits {
     pub fn concern(&self, volume: VolumeId) -> bool {
         [volume, ALL_VOLUMES].into_iter().any(|volume| self.rows_of(volume).next().is_some())
     }
+    /// All with a record.
+    pub fn holders(&self) -> impl Iterator<Item = Holder> {
+        self.rows.keys().copied()
+    }
     /// Those with a record in a volume.
     pub fn rows_of(&self, volume: VolumeId) -> impl Iterator<Item = Holder> {
         let from = Holder { volume, kind: OwnerKind::User, id: 0 };

@@ -31,8 +31,8 @@ use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
 use weir_proto::relation::{
-    AckChanges, DropCursor, RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReportListing,
-    ReportRelisting, WhereAtHome,
+    AckChanges, DropCursor, RelationAdd, RelationAddWith, RelationDo, RelationResolve, RelationSet,
+    RelationSuspect, ReportListing, ReportRelisting, WhereAtHome,
 };
 use weir_proto::snapshot::*;
 use weir_proto::volume::*;
@@ -271,6 +271,8 @@ operations_of_others! {
 
     WhereAtHome: show home_place::where_at_home;
     RelationAdd: change admin::add;
+    RelationAddWith: change admin::add_with;
+    RelationSet: change admin::set;
     RelationDo: change admin::change;
     RelationResolve: change admin::resolve;
     RelationSuspect: change admin::suspect;

@@ -18,9 +18,9 @@ use weir_proto::meta::{
     KeepAlive, NoteMap, ReleaseAppendToken, ReleaseLease, SessionClose, SessionList, SessionOpen,
     SessionResume,
 };
-use weir_proto::quota::ReclaimSpace;
+use weir_proto::quota::{OwnersNearLimit, ReclaimSpace};
 use weir_proto::recall::{AwaitRecall, GetEviction};
-use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList};
+use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList, RelationRulesList};
 use weir_proto::sender::Sender;
 use weir_proto::snapshot::SnapshotTake;
 use weir_proto::volume::ReclaimReservations;
@@ -166,6 +166,9 @@ impl Meta {
     fn dispatch_relation(&self, call: &Call) -> Outcome {
         let leader = self.leader.clone();
         match call.method {
+            RelationRulesList::METHOD => {
+                Outcome::plain(call.decode().and_then(|r| leader.relation_rules(&r)))
+            }
             RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),
             CompleteWork::METHOD => {
                 Outcome::committed(call.decode().and_then(|r| leader.complete_work(&r)).map(|seq| ((), seq)))
@@ -200,10 +203,14 @@ impl Meta {
                 call.decode().and_then(|r| self.leader.session_close(&r)).map(|seq| ((), seq)),
             ),
             TroubleList::METHOD => {
-                let troubles = |_: TroubleList| self.leader.failing.list(self.leader.env.clock.now());
-                Outcome::plain(call.decode().map(troubles).map(|troubles| Troubles { troubles }))
+                let failing = |_: TroubleList| self.leader.failing.list(self.leader.env.clock.now());
+                let all = |failing| self.leader.starting().into_iter().chain(failing).collect();
+                Outcome::plain(call.decode().map(failing).map(|f| Troubles { troubles: all(f) }))
             }
             SessionList::METHOD => Outcome::plain(call.decode().and_then(|r| self.leader.session_list(&r))),
+            OwnersNearLimit::METHOD => {
+                Outcome::plain(call.decode().and_then(|_: OwnersNearLimit| self.leader.owners_near()))
+            }
             _ => self.handle_lock(call),
         }
     }

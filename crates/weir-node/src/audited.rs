@@ -19,7 +19,8 @@ use weir_proto::methods::{self, Method};
 use weir_proto::quota::OwnerLimit;
 use weir_proto::recall::GetEviction;
 use weir_proto::relation::{
-    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationDo, RelationResolve, RelationSuspect,
+    AckChanges, DropCursor, ReadChanges, RelationAdd, RelationAddWith, RelationDo, RelationResolve,
+    RelationRules, RelationSet, RelationSuspect,
 };
 use weir_proto::sender::Sender;
 use weir_proto::snapshot::{SnapshotDelete, SnapshotTake};
@@ -208,6 +209,9 @@ fn of_target(call: &Call) -> Result<About> {
 fn decoded(call: &Call) -> Result<About> {
     let changed = |on: String, uid| About { on, uid, changes: true };
     let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
+    if let Some(about) = decoded_of_relation(call)? {
+        return Ok(about);
+    }
     Ok(match call.method {
         Join::METHOD => {
             let r = call.decode::<Join>()?;
@@ -320,14 +324,36 @@ fn decoded_of_enrolment(call: &Call) -> Result<About> {
     })
 }
 
-/// The others: requests about volumes.
-fn decoded_of_volume(call: &Call) -> Result<About> {
+/// Rules of a relation as they are set.
+fn of_rules(rules: &RelationRules) -> String {
+    let RelationRules { include, exclude, bytes_per_s } = rules;
+    format!("include {include:?}, exclude {exclude:?}, bytes per second {bytes_per_s:?}")
+}
+
+/// Requests about relations.
+fn decoded_of_relation(call: &Call) -> Result<Option<About>> {
     let changed = |on: String, uid: u32| About { on, uid: Some(uid), changes: true };
-    let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
-    Ok(match call.method {
+    Ok(Some(match call.method {
         RelationAdd::METHOD => {
             let r = call.decode::<RelationAdd>()?;
             changed(format!("volume {}, {:?} {}", r.volume, r.direction, without_keys(&r.url)), r.cred.uid)
+        }
+        RelationAddWith::METHOD => {
+            let RelationAddWith { new, rules, cred, .. } = call.decode::<RelationAddWith>()?;
+            let url = without_keys(&new.url);
+            changed(
+                format!("volume {}, {:?} {url}, {}", new.volume, new.direction, of_rules(&rules)),
+                cred.uid,
+            )
+        }
+        RelationSet::METHOD => {
+            let r = call.decode::<RelationSet>()?;
+            let rules = RelationRules {
+                include: r.include.unwrap_or_default(),
+                exclude: r.exclude.unwrap_or_default(),
+                bytes_per_s: r.bytes_per_s,
+            };
+            changed(format!("relation {}: {}", r.relation, of_rules(&rules)), r.cred.uid)
         }
         RelationDo::METHOD => {
             let r = call.decode::<RelationDo>()?;
@@ -341,6 +367,15 @@ fn decoded_of_volume(call: &Call) -> Result<About> {
             let r = call.decode::<RelationSuspect>()?;
             changed(format!("relation {}, inode {}", r.relation, r.ino), r.cred.uid)
         }
+        _ => return Ok(None),
+    }))
+}
+
+/// The others: requests about volumes.
+fn decoded_of_volume(call: &Call) -> Result<About> {
+    let changed = |on: String, uid: u32| About { on, uid: Some(uid), changes: true };
+    let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
+    Ok(match call.method {
         BackupSet::METHOD => {
             let r = call.decode::<BackupSet>()?;
             let forget = if r.forget { ": forget" } else { "" };

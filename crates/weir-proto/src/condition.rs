@@ -70,8 +70,12 @@ message!(
     /// `heard_ms`: how long ago it reported.
     NodeCondition { node: String, role: Role, heard_ms: u64, condition: Condition }
 );
+/// The code of a leader's trouble: it has started, and waits for earlier clients.
+pub const STARTS: &str = "namespace-starting";
+
 message!(
     /// Operations that the leader of a namespace retries without success.
+    /// While it waits for earlier clients after its start, that is the first one.
     TroubleList = 105 by [Console, Operator, Auditor, User] -> Troubles {}
 );
 message!(Troubles { troubles: Vec<NodeTrouble> });

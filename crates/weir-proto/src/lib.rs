@@ -31,6 +31,7 @@ pub mod methods;
 pub mod network;
 pub mod news;
 pub mod part;
+pub mod patterns;
 pub mod quota;
 pub mod recall;
 pub mod relation;

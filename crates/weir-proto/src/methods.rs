@@ -66,7 +66,7 @@ administration!(
     enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove, RotateAuthority}
     volume::{VolumeCreate, VolumeChange, SetWriteFloor, VolumeDelete, VolumeClone, ScanInodes}
     quota::{OwnerLimit}
-    relation::{RelationAdd, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
+    relation::{RelationAdd, RelationAddWith, RelationSet, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
     recall::{GetEviction}
     snapshot::{SnapshotTake, SnapshotDelete}
     backup::{BackupSet}
@@ -90,8 +90,8 @@ methods!(
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
         GetWriteFloors, SetWriteFloor, ScanInodes}
-    quota::{OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
-    relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationList, RelationDo, RelationResolve, RelationSuspect,
+    quota::{OwnersNearLimit, OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
+    relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationAddWith, RelationSet, RelationRulesList, RelationList, RelationDo, RelationResolve, RelationSuspect,
         LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}
     recall::{Evict, EvictedRanges, AwaitRecall, WantRecall, TakeRecalls, Filled, RecallFailed, SetPinned, GetTierState, GetEviction,
         EvictOwn}
@@ -160,6 +160,7 @@ mod tests {
             "GetEnrolment",
             "BackupList",
             "RelationList",
+            "RelationRulesList",
             "ExportFetch",
             "GetExports",
             "GetClocks",
@@ -172,6 +173,7 @@ mod tests {
             "ReportEvents",
             "GetEvents",
             "OwnerUsageList",
+            "OwnersNearLimit",
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
@@ -183,7 +185,7 @@ mod tests {
         }
         for number in [
             1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 64, 67, 73, 146, 155, 158, 159, 163,
-            165, 166, 171, 189, 196,
+            165, 166, 171, 189, 196, 420, 421,
         ] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }

@@ -1,5 +1,5 @@
-//! Usage and limits of users and groups: messages to a namespace's metadata leader (methods 128, 129, 148
-//! and 149).
+//! Usage and limits of users and groups: messages to a namespace's metadata leader (methods 109, 128, 129,
+//! 148 and 149).
 //!
 //! Each limit is of a user or a group, in one volume or in all volumes together. Permissions: the superuser
 //! sets limits for all volumes, a volume's owner and administrators set those in it. Users see their own
@@ -14,6 +14,10 @@ pub const ALL_VOLUMES: VolumeId = VolumeId(0);
 pub const DEFAULT_ID: u32 = u32::MAX;
 /// Limits of users and groups in one namespace: they are kept in memory, about 100 bytes each.
 pub const OWNER_LIMITS_MAX: usize = 100_000;
+/// Used hundredths of a limit, from which on its user or group is near it.
+pub const NEAR_LIMIT_PERCENT: u64 = 95;
+/// Users and groups that one `OwnersNear` names.
+pub const OWNERS_NEAR_MAX: usize = 20;
 /// Rows in one `OwnerUsagePage`.
 pub const OWNER_ROWS_MAX: u32 = 1024;
 
@@ -113,6 +117,21 @@ crate::wire_union!(
         Volume = 1 { volume: VolumeId },
         /// One user or group: in all volumes together, and in each volume with its files or limits.
         Owner = 2 { kind: OwnerKind, id: u32 },
+    }
+);
+message!(
+    /// The users and groups that are near a limit of theirs: for reports on the whole namespace.
+    OwnersNearLimit = 109 by [Console, Operator, Auditor] -> OwnersNear {}
+);
+message!(
+    /// Of the limits that apply now, [`NEAR_LIMIT_PERCENT`] or more are used. Some seconds old.
+    #[derive(Default)]
+    OwnersNear {
+        /// The fullest first, at most `OWNERS_NEAR_MAX`.
+        worst: Vec<OwnerUsage>,
+        /// How many there are.
+        users: u64,
+        groups: u64,
     }
 );
 message!(OwnerUsagePage { rows: Vec<OwnerUsage>, end: bool });

@@ -1,5 +1,5 @@
 //! Entries of a volume's changelog, and messages about relations: between the metadata leader, movers and
-//! administrators (methods 160–179).
+//! administrators (methods 160–179 and 420–422).
 //!
 //! A mover is a client: it has a session, asks for work, and reports the results. Work may be done twice; a
 //! mover's work is assigned again when its session ends.
@@ -130,6 +130,47 @@ message!(RelationList = 164 by [Mover, Console, Operator, Auditor, User] -> Rela
 message!(Relations { relations: Vec<RelationInfo> });
 wire_enum!(RelationVerb { Pause = 1, Resume = 2, Remove = 3, AllowEviction = 4, ForbidEviction = 5 });
 message!(RelationDo = 165 by [Console, User] -> () { op: Op, cred: Cred, relation: RelationId, verb: RelationVerb });
+
+message!(
+    /// The files that a relation copies, and its limits. By default it copies everything, without a limit.
+    #[derive(Default)]
+    RelationRules {
+        /// Patterns ([`crate::patterns`]): only files that fit one of these; none: all.
+        include: Vec<String>,
+        /// Files and directories that fit one of these are not copied.
+        exclude: Vec<String>,
+        /// For all its movers together, in bytes per second; recalls count, and are not delayed.
+        bytes_per_s: Option<u64>,
+    }
+);
+/// The limiting factor of a mover that waits because of a bandwidth limit: `LeaseWork::limited_by`.
+pub const BANDWIDTH_LIMIT: &str = "its bandwidth limit";
+/// The lowest limit of bytes per second: a piece takes minutes already.
+pub const BYTES_PER_S_MIN: u64 = 16 << 10;
+message!(
+    /// As `RelationAdd`, with rules from the start. Refused for a relation that imports or mirrors its home,
+    /// if there are patterns.
+    RelationAddWith = 420 by [Console, User] -> RelationInfo { op: Op, cred: Cred, new: RelationAdd, rules: RelationRules }
+);
+message!(
+    /// Changes the given rules. Files at home stay there and are kept up to date under all names.
+    RelationSet = 421 by [Console, User] -> RelationRules {
+        op: Op, cred: Cred, relation: RelationId, include: Option<Vec<String>>, exclude: Option<Vec<String>>,
+        /// 0: no limit.
+        bytes_per_s: Option<u64>,
+    }
+);
+message!(
+    /// The rules of all relations that have some.
+    RelationRulesList = 422 by [Mover, Console, Operator, Auditor, User] -> RulesOfRelations { session: SessionId }
+);
+message!(RulesOfRelations { relations: Vec<RulesOfRelation> });
+message!(RulesOfRelation {
+    relation: RelationId,
+    rules: RelationRules,
+    /// The asking mover's part of the limit, in bytes per second.
+    share: Option<u64>,
+});
 
 wire_union!(
     RelationState {

@@ -424,6 +424,9 @@ pub struct Unmount {
     /// Detach now, even with open files
     #[arg(long)]
     pub lazy: bool,
+    /// Take it out of the cluster in this directory, too: `weir up` does not mount it again
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub forget: Option<PathBuf>,
 }
 
 /// Options of `weir mount` that have a value: mount(8) may name them, too.

@@ -113,6 +113,9 @@ pub struct IohistArgs {
     /// Measure for this many seconds; 0: since each process started
     #[arg(long, default_value_t = 0)]
     pub seconds: u32,
+    /// Show at most this many rows, those with the largest total time; --json has all
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub rows: usize,
     #[command(flatten)]
     pub cluster: Status,
 }

@@ -49,6 +49,7 @@ mod users;
 use clap::Parser;
 use failure::{Failure, Outcome};
 use std::process::ExitCode;
+use weir_proto::Error;
 
 fn main() -> ExitCode {
     end_quietly_when_nobody_reads();
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
+        Err(e) if is_json && e.use_stderr() => return usage_as_json(&likeliest_first(e)),
         Err(e) => likeliest_first(e).exit(),
     };
     if let Err(failure) = wrong_clock_of_a_test() {
@@ -116,6 +118,16 @@ fn likeliest_first(mut e: clap::Error) -> clap::Error {
     failure::nearest_first(&word, &mut words);
     e.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(words));
     e
+}
+
+/// A command that was not understood, for a program: the first line, and the rest as the hint.
+fn usage_as_json(e: &clap::Error) -> ExitCode {
+    let text = e.to_string();
+    let (error, hint) = text.split_once('\n').unwrap_or((&text, ""));
+    let lines: Vec<&str> = hint.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let error = Error::invalid(error.trim_start_matches("error: ").trim());
+    let hint = (!lines.is_empty()).then(|| lines.join("; "));
+    ended(Err(Failure { error, hint }), Says::Json)
 }
 
 /// How a failure is printed.
@@ -214,7 +226,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return bench::demo::demo(&args, environment),
         Command::Mount(args) => roles::mount(&args, environment),
-        Command::Unmount(args) => weir_fuse::unmount(&args.path, args.lazy).map_err(Failure::from),
+        Command::Unmount(args) => local::forget::unmount(&args),
         Command::Coord(args) => roles::coord(&args, environment),
         Command::Meta(args) => roles::meta(&args, environment),
         Command::Storage(args) => roles::storage(&args, environment),

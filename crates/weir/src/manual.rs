@@ -240,6 +240,11 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
         "Copy a volume home, and evict copied data:",
         "weir relation add work file:///archive/work --evict",
     ),
+    (
+        "weir-relation-set",
+        "Exclude a directory, and limit the bandwidth:",
+        "weir relation set work --exclude scratch/ --bandwidth 500MB/s",
+    ),
     ("weir-relation-show", "Lag, backlog, conflicts:", "weir relation show r1"),
     ("weir-relation-verify", "Compare each byte at home with what was shipped:", "weir relation verify r1"),
     ("weir-home-allow", "Let users have homes in a directory:", "weir home allow file:///archive"),

@@ -352,3 +352,34 @@ fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
     bench.assert_same();
     assert_eq!(verify(&[]).0, Some(0));
 }
+
+#[test]
+fn excluded_files_stay_away_and_the_rate_is_limited() {
+    if !can_mount() {
+        return;
+    }
+    let bench = Bench::start();
+    let (url, rules) = (bench.url(), ["--exclude", "*.tmp", "--bandwidth", "4MB/s"]);
+    bench.run_weir(&[&["relation", "add", "data", &url, "--evict"], &rules[..]].concat());
+    let begun = std::time::Instant::now();
+    fs::write(bench.data.join("big"), pattern(1, 20 << 20)).unwrap();
+    fs::write(bench.data.join("x.tmp"), pattern(2, 1 << 20)).unwrap();
+    wait_until("the limit to be named", PATIENCE, || {
+        bench.relation()["limited_by"].as_str().is_some_and(|by| by == "its bandwidth limit of 4 MB/s")
+    });
+    bench.wait_state("synced");
+    assert!(begun.elapsed().as_millis() > 4000, "20 MiB at 4 MB/s after {:?}", begun.elapsed());
+    assert!(fs::read(bench.home.join("big")).unwrap() == pattern(1, 20 << 20));
+    assert!(!bench.home.join("x.tmp").exists());
+    let state = bench.run_weir(&["file", "state", bench.data.join("x.tmp").to_str().unwrap()]);
+    assert!(state.contains("relation r1 does not copy it: its pattern \"*.tmp\" excludes it"), "{state}");
+    let verified = bench.run_weir(&["relation", "verify", "r1", "--json"]);
+    let verified: Value = serde_json::from_str(&verified).unwrap();
+    assert_eq!((&verified["excluded"], &verified["wrong"]), (&1.into(), &Value::Array(vec![])));
+    bench.run_weir(&["relation", "set", "r1", "--no-exclude", "--bandwidth", "none"]);
+    wait_until("what was excluded to be at home", PATIENCE, || {
+        fs::read(bench.home.join("x.tmp")).is_ok_and(|bytes| bytes == pattern(2, 1 << 20))
+    });
+    bench.wait_state("synced");
+    bench.assert_same();
+}

@@ -1,9 +1,13 @@
 //! Quota reserved under limits of bytes, for each account: granted by the leader, spent by written and
 //! uncommitted bytes.
 //!
+//! A leader of an older program knows volumes only: then all accounts of a volume are one, until nothing is
+//! reserved any more and the leader is asked again.
+//!
 //! Lock order: an inode's state, then the table here.
 use crate::inode::{NO_LIMIT, Settled};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::RwLockReadGuard;
 use weir_proto::quota::{Account, HeldSpace};
@@ -11,6 +15,8 @@ use weir_proto::quota::{Account, HeldSpace};
 #[derive(Default)]
 pub struct Reservations {
     table: Mutex<BTreeMap<Account, Held>>,
+    /// The leader knows no owners.
+    of_volumes: AtomicBool,
     /// Commits lock it for reading, a change of reservations for writing.
     pub gate: tokio::sync::RwLock<()>,
 }
@@ -37,6 +43,28 @@ impl Reservations {
     fn table(&self) -> MutexGuard<'_, BTreeMap<Account, Held>> {
         self.table.lock().expect("no holder panics")
     }
+    /// Under which account bytes are counted. With the table locked: the accounts change with it.
+    fn key(&self, account: Account) -> Account {
+        match self.is_of_volumes() && account != NO_LIMIT {
+            true => Account { uid: u32::MAX, gid: u32::MAX, ..account },
+            false => account,
+        }
+    }
+    pub fn is_of_volumes(&self) -> bool {
+        self.of_volumes.load(Relaxed)
+    }
+    /// The leader knows no owners: from now on all accounts of a volume are one.
+    pub fn use_volumes(&self) {
+        let mut table = self.table();
+        self.of_volumes.store(true, Relaxed);
+        for (account, other) in std::mem::take(&mut *table) {
+            let held = table.entry(self.key(account)).or_default();
+            held.granted += other.granted;
+            held.spent += other.spent;
+            held.used |= other.used;
+            held.ended |= other.ended;
+        }
+    }
     /// To be held while a commit of a file of this account is in flight.
     pub async fn committing(&self, limited: Account) -> Option<RwLockReadGuard<'_, ()>> {
         if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
@@ -54,7 +82,7 @@ impl Reservations {
     /// Spends bytes of a grant. False: there is not enough.
     pub fn spend(&self, account: Account, bytes: u64) -> bool {
         let mut table = self.table();
-        let held = table.entry(account).or_default();
+        let held = table.entry(self.key(account)).or_default();
         held.used = true;
         let enough = bytes <= held.free();
         if enough {
@@ -66,39 +94,76 @@ impl Reservations {
     pub fn settle(&self, settled: Settled) {
         let Settled { account, before, now } = settled;
         let mut table = self.table();
-        let held = table.entry(account).or_default();
+        let held = table.entry(self.key(account)).or_default();
         held.spent = (held.spent + now).saturating_sub(before);
         held.ended |= now == 0;
     }
     /// A commit added this to the account's usage: it leaves the reservation.
     pub fn note_charged(&self, account: Account, added: u64) {
-        if let Some(held) = self.table().get_mut(&account) {
+        let mut table = self.table();
+        if let Some(held) = table.get_mut(&self.key(account)) {
             held.granted = held.granted.saturating_sub(added);
         }
     }
     pub fn free(&self, account: Account) -> u64 {
-        self.table().get(&account).map_or(0, Held::free)
+        let table = self.table();
+        table.get(&self.key(account)).map_or(0, Held::free)
     }
     /// The spent bytes are about to be reported: until the answer no more may be spent.
     pub fn begin_asking(&self, account: Account) -> u64 {
         let mut table = self.table();
-        let held = table.entry(account).or_default();
+        let held = table.entry(self.key(account)).or_default();
         held.granted = held.granted.min(held.spent);
         held.spent
     }
     /// The leader has answered. The account's entry may have been dropped meanwhile.
     pub fn note_granted(&self, account: Account, granted: u64) {
-        self.table().entry(account).or_default().granted = granted;
+        let mut table = self.table();
+        table.entry(self.key(account)).or_default().granted = granted;
     }
     /// Accounts with more reserved than spent, or with writes since the last check; whether there were any.
     pub fn take_unused(&self) -> Vec<(Account, bool)> {
         let mut table = self.table();
         table.retain(|_, held| held.granted > 0 || held.spent > 0 || held.used || held.ended);
+        if table.is_empty() {
+            self.of_volumes.store(false, Relaxed); // the next leader may know owners
+        }
         let over = table.iter_mut().filter(|(_, held)| held.granted != held.spent || held.used || held.ended);
         over.map(|(account, held)| {
             held.ended = false;
             (*account, std::mem::take(&mut held.used))
         })
         .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::VolumeId;
+
+    #[test]
+    fn accounts_of_a_volume_are_one_for_an_older_leader() {
+        let all = Reservations::default();
+        let account = |uid| Account { volume: VolumeId(3), uid, gid: 9 };
+        for (uid, granted) in [(1, 100), (2, 50)] {
+            all.note_granted(account(uid), granted);
+            assert!(all.spend(account(uid), 30));
+        }
+        assert_eq!((all.free(account(1)), all.free(account(2))), (70, 20));
+        all.use_volumes();
+        assert_eq!((all.free(account(1)), all.free(account(7))), (90, 90), "they share it");
+        assert_eq!(all.held().iter().map(|held| held.bytes).sum::<u64>(), 150);
+        assert_eq!(all.begin_asking(account(2)), 60);
+        all.note_granted(account(2), 60);
+        assert!(!all.spend(account(1), 1));
+        // Their bytes are committed: nothing is reserved, and the next leader is asked for owners again.
+        for uid in [1, 2] {
+            all.note_charged(account(uid), 30);
+            all.settle(Settled { account: account(uid), before: 30, now: 0 });
+        }
+        (0..3).for_each(|_| drop(all.take_unused()));
+        assert!(!all.is_of_volumes());
+        assert_eq!(all.free(NO_LIMIT), 0);
     }
 }

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs, VolumeEdit};
 use weir_proto::meta::Cred;
-use weir_proto::quota::{ALL_VOLUMES, DEFAULT_ID, Holder, ListOf, OwnerKind};
+use weir_proto::quota::{ALL_VOLUMES, DEFAULT_ID, Holder, ListOf, OwnerKind, ReclaimSpace, ReserveSpace};
 use weir_proto::volume::{Quota, Volume};
-use weir_proto::{ErrorKind, InodeId, MIB, Result};
+use weir_proto::{ErrorKind, InodeId, MIB, Request, Result};
 
 const LIMIT: u64 = 10 * MIB;
 const STEP: usize = 300_000;
@@ -68,6 +68,38 @@ fn a_limit_holds_to_the_byte_and_deleting_helps() {
         // Outside nothing is limited.
         let h = create(&a, InodeId::ROOT, "out").await;
         assert_eq!(write(&a, h, 0, &vec![1; 12 << 20]).await.unwrap(), 12 << 20);
+    });
+}
+
+/// Clients are upgraded first, or last: a leader that knows no limits of owners has those of volumes.
+#[test]
+fn a_leader_without_limits_of_owners_has_those_of_volumes() {
+    Lab::new(85).run(6, |lab| async move {
+        lab.leader_knows_not(&[ReserveSpace::METHOD, ReclaimSpace::METHOD]);
+        let a = lab.client("a").await;
+        let v = volume(&a, "v", quota(LIMIT, 0)).await;
+        let (h, other) = (create(&a, v.root, "f").await, create(&a, v.root, "g").await);
+        let ino = a.lookup(&root(), v.root, b"g").await.unwrap().unwrap().attr.ino;
+        let given = SetAttrs { uid: Some(7), ..SetAttrs::default() };
+        a.setattr(&root(), ino, Some(other), given).await.unwrap();
+        // Of two owners, and one limit.
+        assert_eq!(write(&a, other, 0, &pattern(0, 0, STEP)).await.unwrap(), STEP);
+        assert_eq!(fill(&a, h, 0).await, LIMIT - STEP as u64);
+        a.release(h).await.unwrap();
+        a.release(other).await.unwrap();
+        assert_eq!(used(&a, "v").await, LIMIT);
+        // The leader is upgraded: when nothing is reserved any more, the client asks for owners again.
+        lab.leader_knows_not(&[]);
+        a.unlink(&root(), v.root, b"f").await.unwrap();
+        a.unlink(&root(), v.root, b"g").await.unwrap();
+        lab.world().node("a").clock.sleep(Duration::from_secs(5)).await;
+        let holder = Holder { volume: v.id, kind: OwnerKind::User, id: 7 };
+        a.set_owner_limit(&root(), holder, Some(quota(1_000_000, 0))).await.unwrap();
+        let h = create(&a, v.root, "h").await;
+        let ino = a.lookup(&root(), v.root, b"h").await.unwrap().unwrap().attr.ino;
+        let given = SetAttrs { uid: Some(7), ..SetAttrs::default() };
+        a.setattr(&root(), ino, Some(h), given).await.unwrap();
+        assert_eq!(fill(&a, h, 0).await, 1_000_000);
     });
 }
 

@@ -69,17 +69,26 @@ pub fn pattern(seed: u64, offset: usize, len: usize) -> Vec<u8> {
 #[derive(Default)]
 struct Gate {
     behind: OnceLock<Arc<dyn Service>>,
+    /// Methods that are newer than its program.
+    unknown: Arc<Mutex<Vec<u16>>>,
+}
+impl Gate {
+    fn knows(&self, call: &Call) -> bool {
+        !self.unknown.lock().unwrap().contains(&call.method)
+    }
 }
 impl Service for Gate {
     fn handle(&self, call: Call) -> Handled {
         match self.behind.get() {
+            Some(_) if !self.knows(&call) => Handled::Now(Err(call.unknown())),
             Some(service) => service.handle(call),
             None => Handled::Now(Err(Error::unavailable("this node is starting"))),
         }
     }
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         match self.behind.get() {
-            Some(service) => service.handle_or_defer(call, defer),
+            Some(service) if self.knows(&call) => service.handle_or_defer(call, defer),
+            Some(_) => Some(self.handle(call)),
             None => Some(self.handle(call)),
         }
     }
@@ -144,6 +153,8 @@ struct Inner {
     namespace: Mutex<(NamespaceUuid, Option<NamespaceUuid>)>,
     /// What home has of these files is of this version; of others it has all.
     home_has: Arc<Mutex<BTreeMap<InodeId, u64>>>,
+    /// Methods that the metadata leader does not know.
+    unknown: Arc<Mutex<Vec<u16>>>,
     /// Where nodes are that have moved.
     moved: Mutex<BTreeMap<String, Vec<Addr>>>,
 }
@@ -166,6 +177,7 @@ impl Lab {
             lease_ms,
             namespace: Mutex::new((NamespaceUuid([1; 16]), None)),
             home_has: Arc::default(),
+            unknown: Arc::default(),
             moved: Mutex::default(),
         }))
     }
@@ -280,7 +292,7 @@ impl Lab {
     pub async fn meta_named(&self, name: &str) {
         let env = self.world().node(name);
         let cluster = Cluster::observe(&env, self.observer(name, Role::Meta), PATIENCE).await.unwrap();
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(Gate { unknown: self.0.unknown.clone(), ..Gate::default() });
         let server = serve(&env, &self.addrs(name, 101), cluster.identity(), gate.clone()).await.unwrap();
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
         cluster.join(membership, no_reports()).await.unwrap();
@@ -363,6 +375,10 @@ impl Lab {
     }
 
     /// From now on home has this version of a file, and no other.
+    /// The metadata leader is of an older program, or of this one again.
+    pub fn leader_knows_not(&self, methods: &[u16]) {
+        *self.0.unknown.lock().unwrap() = methods.to_vec();
+    }
     pub fn home_has(&self, ino: InodeId, data_version: u64) {
         self.0.home_has.lock().unwrap().insert(ino, data_version);
     }

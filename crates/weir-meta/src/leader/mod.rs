@@ -20,6 +20,7 @@ pub mod movers;
 pub mod names;
 pub mod operate;
 pub mod outcome;
+mod owners_near;
 pub mod recall;
 pub mod relations;
 pub mod replies;
@@ -36,6 +37,7 @@ pub use state::State;
 use crate::keys::{self, Sequence};
 use crate::namespace;
 use crate::namespace::create::next_number;
+use crate::near_limits::LastReport;
 use crate::owners;
 use crate::relation::queues::Relations;
 use crate::session;
@@ -73,6 +75,8 @@ pub(crate) struct Leader {
     pub clones: Clones,
     /// Jobs that fail.
     pub failing: Failing,
+    /// Users and groups near their limits.
+    near_limits: LastReport,
     /// The journal failed: nothing can be acknowledged any more.
     pub failed: weir_env::watch::Sender<Option<Error>>,
 }
@@ -139,6 +143,7 @@ impl Leader {
             forgetting: Notify::new(),
             clones: Clones::default(),
             failing: Failing::default(),
+            near_limits: LastReport::default(),
             failed,
         });
         leader.end_dead_sessions(&mut leader.lock())?;

@@ -4,7 +4,7 @@ use crate::leader::Leader;
 use crate::namespace::{log, volume};
 use crate::record::Record;
 use crate::relation::record::{ConflictRecord, DirtyRange, RelationRecord};
-use crate::relation::{changelog, listing, store, tree};
+use crate::relation::{changelog, listing, rules, store, tree};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use weir_env::Instant;
@@ -14,6 +14,9 @@ use weir_proto::{InodeId, Result, VolumeId};
 
 /// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;
+
+/// A rate that is lower than the bandwidth limit by this part of it is still limited by that.
+const LIMIT_NOISE: u64 = 8;
 
 /// Conflicts that a report names.
 const CONFLICTS_SHOWN: usize = 100;
@@ -32,6 +35,8 @@ struct Backlog {
     looked: Option<Time>,
     /// Home has all.
     done: bool,
+    /// The relation's bandwidth limit.
+    bytes_per_s: Option<u64>,
 }
 
 impl Backlog {
@@ -42,6 +47,21 @@ impl Backlog {
 }
 
 impl Leader {
+    pub(crate) fn relation_rules(&self, r: &RelationRulesList) -> Result<RulesOfRelations> {
+        self.lock().session(r.session)?;
+        let mut found = Vec::new();
+        self.kv.read(&mut |read| {
+            found = rules::all(read)?;
+            Ok(())
+        })?;
+        let queues = self.relations.lock();
+        let of = |(relation, rules): (RelationId, RelationRules)| {
+            let share = rules.bytes_per_s.map(|limit| queues.share(relation, r.session, limit));
+            RulesOfRelation { relation, rules, share }
+        };
+        Ok(RulesOfRelations { relations: found.into_iter().map(of).collect() })
+    }
+
     pub(crate) fn relation_list(&self, r: &RelationList) -> Result<Relations> {
         let now = self.env.clock.now();
         let mut relations = Vec::new();
@@ -66,6 +86,13 @@ impl Leader {
         let home_failure = queues.home_failure(id, now);
         let rate = queues.meters.entry(id).or_default().rate(now);
         drop(queues);
+        limited_by = match (backlog.bytes_per_s, limited_by == BANDWIDTH_LIMIT) {
+            (Some(limit), is_waiting) if is_waiting || rate >= limit - limit / LIMIT_NOISE => {
+                format!("{BANDWIDTH_LIMIT} of {} MB/s", limit as f64 / 1e6)
+            }
+            (None, true) => String::new(), // the mover waits for another relation's
+            _ => limited_by,
+        };
         let diverged = conflicts.iter().filter(|a| a.diverged).count() as u64;
         let state = match (&record.paused, diverged, backlog.done) {
             (Some(why), ..) => RelationState::Paused { why: why.clone() },
@@ -112,6 +139,7 @@ impl Leader {
                 log_lag = log::last_number(read, record.volume)?.saturating_sub(record.ingested);
             }
             backlog.looked = listing::oldest_scan(read, id)?;
+            backlog.bytes_per_s = rules::load(read, id)?.bytes_per_s;
             let count = |letter: u8| -> Result<u64> {
                 let (start, end) = keys::range_of_short(letter, id.0);
                 Ok(store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64)

@@ -2,12 +2,35 @@
 
 use crate::leader::Leader;
 use weir_proto::Result;
+use weir_proto::condition::{NodeTrouble, STARTS, Severity};
 use weir_proto::meta::{SessionList, SessionShown, Sessions};
 
 /// Sessions of one answer: the size of a message is limited, and no cluster has more.
 const SHOWN_MAX: usize = 20_000;
 
+/// Clients that are named.
+const NAMED_MAX: usize = 3;
+
 impl Leader {
+    /// After a start: the clients that have not returned, and for how long operations on their files wait.
+    pub(crate) fn starting(&self) -> Option<NodeTrouble> {
+        let (now, state) = (self.env.clock.now(), self.lock());
+        let until = state.grace_until?;
+        let away: Vec<&str> =
+            state.sessions.values().filter(|s| !s.resumed).map(|s| s.client.as_str()).collect();
+        let (count, left) = (away.len(), until.since(now).as_secs() + 1);
+        let more = if count > NAMED_MAX { ", …" } else { "" };
+        let clients =
+            if count == 1 { "1 earlier client".to_owned() } else { format!("{count} earlier clients") };
+        let names = away.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "its metadata server has started and waits for {clients} ({names}{more}), {left} s at most"
+        );
+        let action = "wait: it continues by itself".to_owned();
+        let (code, about) = (STARTS.to_owned(), String::new());
+        Some(NodeTrouble { code, severity: Severity::Warning, about, text, action })
+    }
+
     pub(crate) fn session_list(&self, _: &SessionList) -> Result<Sessions> {
         let now = self.env.clock.now();
         let state = self.lock();

@@ -1,6 +1,7 @@
 //! Administration of relations, and of the cursors that consumers have in a changelog.
 use super::home_url::{check_url, overlap};
 use super::record::{ConflictRecord, RelationRecord, RemoteEntry};
+use super::rules::{self, RulesRecord};
 use super::{apply, proof, store, tree};
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
@@ -70,6 +71,54 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     }
     cx.events.relations = true;
     Ok(new_info(id, of.name, record))
+}
+
+/// The same with rules from the start.
+pub fn add_with(cx: &mut Cx<'_>, r: &RelationAddWith) -> Result<RelationInfo> {
+    rules::check(&r.rules)?;
+    let new = RelationAdd { op: r.op.clone(), cred: r.cred.clone(), ..r.new.clone() };
+    refuse_patterns(&r.rules, new.import || new.direction == Direction::Mirror)?;
+    let info = add(cx, &new)?;
+    let record = RulesRecord { scans_again: has_patterns(&r.rules), rules: r.rules.clone() };
+    cx.txn.put(&keys::rules(info.id), &record.to_value());
+    Ok(info)
+}
+
+fn has_patterns(rules: &RelationRules) -> bool {
+    !(rules.include.is_empty() && rules.exclude.is_empty())
+}
+
+fn refuse_patterns(rules: &RelationRules, imports: bool) -> Result<()> {
+    match imports && has_patterns(rules) {
+        true => Err(Error::invalid(
+            "a relation that mirrors or imports its home shows all of it: patterns are for relations that only copy to a home",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Changes the rules of a relation.
+pub fn set(cx: &mut Cx<'_>, r: &RelationSet) -> Result<RelationRules> {
+    let record = store::load_relation(&*cx.txn, r.relation)?;
+    let of = volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
+    let before = rules::record(&*cx.txn, r.relation)?;
+    let old = before.rules;
+    let new = RelationRules {
+        include: r.include.clone().unwrap_or_else(|| old.include.clone()),
+        exclude: r.exclude.clone().unwrap_or_else(|| old.exclude.clone()),
+        bytes_per_s: r.bytes_per_s.or(old.bytes_per_s).filter(|limit| *limit > 0),
+    };
+    rules::check(&new)?;
+    refuse_patterns(&new, record.imports)?;
+    let changed = (&new.include, &new.exclude) != (&old.include, &old.exclude);
+    if changed {
+        // A scan finds files that were excluded until now.
+        cx.txn.put(&keys::unseen(r.relation, of.root), &0u64.to_le_bytes());
+    }
+    let record = RulesRecord { rules: new.clone(), scans_again: before.scans_again || changed };
+    cx.txn.put(&keys::rules(r.relation), &record.to_value());
+    cx.events.relations = true;
+    Ok(new)
 }
 
 /// Fails if a new relation does not go with the present ones.

@@ -6,6 +6,7 @@ use super::files::ExtentOut;
 use super::next_work::{Facts, Room, Work, next_work};
 use super::order::{Touch, touches};
 use super::record::FINISH;
+use super::rules::Excluded;
 use super::ship_queue::{Batch, FILES_SCANNED, ShipQueue, WorkRequest, is_in_conflict};
 use super::steps::{Effect, files_of};
 use super::{store, tree};
@@ -139,8 +140,11 @@ impl ShipQueue {
             return Ok(true);
         }
         let Some(remote) = tree::find_remote(read, relation, ino)? else {
-            // Its name comes first; or it has none any more.
-            if find_inode(read, ino)?.is_none() {
+            // Its name comes first; or it has none any more, or is not to be copied.
+            let excluded = Excluded::load(read, relation, request.record.volume)?;
+            // One that a mover creates just now was included before.
+            let is_coming = self.names_out.values().any(|out| out.step.ino == ino);
+            if find_inode(read, ino)?.is_none() || !is_coming && excluded.why(ino, false)?.is_some() {
                 batch.gone.push(ino);
             }
             return Ok(true);

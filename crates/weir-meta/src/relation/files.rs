@@ -99,6 +99,11 @@ impl Files {
     pub fn has_ranges(&self, ino: InodeId) -> bool {
         self.held.get(&ino).is_some_and(|held| !held.ranges.is_empty())
     }
+    /// The movers that have ranges.
+    pub fn shippers(&self) -> impl Iterator<Item = SessionId> {
+        let with_ranges = self.held.values().filter(|held| !held.ranges.is_empty());
+        with_ranges.filter_map(|held| mover_of(held.state))
+    }
     pub fn any_ranges(&self) -> bool {
         self.held.values().any(|held| !held.ranges.is_empty())
     }

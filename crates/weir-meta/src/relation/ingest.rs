@@ -6,9 +6,10 @@
 //! twice.
 use super::changelog::{is_of_names, unproved};
 use super::dirty::{self, Apart};
-use super::record::{DirtyRange, FINISH, RelationRecord};
+use super::record::{DirtyRange, FINISH, RelationRecord, RemotePlace};
+use super::rules::Excluded;
 use super::ship_queue::ShipQueue;
-use super::{apply, store, tree};
+use super::{apply, rules, store, tree};
 use crate::keys;
 use crate::namespace::{find_inode, log, volume};
 use crate::record::{Access, ChangeRecord, Listed, NOT_ENUMERATED, Record};
@@ -34,8 +35,17 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> R
         let number = store::number_of(key)?;
         Ok((number, tree::load_change(value, number)?))
     })?;
+    let scans_again = rules::record(txn, relation)?.scans_again;
+    let mut scans = false;
     for (number, change) in &changes {
         take_one(txn, relation, queue, *number, change)?;
+        if let What::Renamed { ino, kind: FileKind::Directory, .. } = change.what
+            && scans_again
+        {
+            // Patterns may fit other paths now.
+            txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
+            scans = true;
+        }
         queue.touch_changed(&change.what);
         if let What::Resized { ino, .. } = change.what {
             queue.truncations.entry(ino).or_default().insert(*number);
@@ -45,7 +55,7 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> R
     if !changes.is_empty() {
         txn.put(&keys::relation(relation), &record.to_value());
     }
-    Ok(changes.len() == INGEST_MAX)
+    Ok(scans || changes.len() == INGEST_MAX)
 }
 
 fn take_one(
@@ -172,7 +182,23 @@ fn see(
     if kind == FileKind::Directory && volume::volume_of(txn, ino)? != record.volume {
         return Ok(());
     }
-    let known = tree::find_remote(txn, relation, ino)?.is_some();
+    let remote = tree::find_remote(txn, relation, ino)?;
+    let (known, place) = (remote.is_some(), RemotePlace { dir, name: entry.name.clone() });
+    // One under a temporary name there gets this one.
+    let is_in_place = remote.is_some_and(|remote| remote.places.contains(&place));
+    if known && rules::record(txn, relation)?.scans_again {
+        if kind == FileKind::Directory {
+            txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
+        }
+        if is_in_place {
+            return Ok(());
+        }
+    }
+    let excluded = Excluded::load(txn, relation, record.volume)?;
+    if !known && excluded.why(ino, kind == FileKind::Directory)?.is_some() {
+        return Ok(());
+    }
+    drop(excluded);
     let what = What::Made { ino, kind, parent: dir, name: entry.name.clone() };
     let number = log::append(txn, record.volume, now, what, By::default())?;
     let has_more = kind == FileKind::Directory || find_inode(txn, ino)?.is_some_and(|i| i.nlink > 0);

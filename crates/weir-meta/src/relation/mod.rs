@@ -7,8 +7,8 @@
 //! the look-ups in a volume's log, `ingest` moves changes from there to the queues. `ship_queue` assigns
 //! work: names in the order of `order` and `relocations`, ranges as `next_work` decides; `file_state` has the
 //! states of a file, and `files` the present state of each. `results` and `apply` record the work of movers,
-//! `proof` answers eviction; `admin` and `home_place` are operations. Nothing here knows the leader:
-//! `leader` and `job` call it.
+//! `proof` answers eviction; `admin` and `home_place` are operations, `rules` has patterns and limits.
+//! Nothing here knows the leader: `leader` and `job` call it.
 pub mod admin;
 pub mod apply;
 pub mod changelog;
@@ -31,6 +31,7 @@ mod ready;
 pub mod record;
 mod relocations;
 pub mod results;
+pub mod rules;
 pub mod ship_queue;
 pub mod steps;
 pub mod store;

@@ -1,4 +1,5 @@
 //! The bytes of a file that a home has, and the proof of that: for eviction and recall.
+use super::rules::Excluded;
 use super::{changelog, record, store, tree};
 use crate::keys;
 use crate::namespace::volume::volume_of;
@@ -24,7 +25,10 @@ pub fn at_home(read: &dyn Read, ino: InodeId, inode: &Inode, from: u64, to: u64)
         return refuse("its volume has no relation that allows eviction".to_owned());
     };
     if tree::find_remote(read, *id, ino)?.is_none() {
-        return refuse("home does not have it yet".to_owned());
+        return refuse(match Excluded::load(read, *id, volume)?.why(ino, false)? {
+            Some(why) => format!("relation {id} does not copy it: {why}"),
+            None => "home does not have it yet".to_owned(),
+        });
     }
     if read.get(&keys::conflict(*id, ino))?.is_some() {
         return refuse(

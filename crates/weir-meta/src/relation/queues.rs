@@ -114,6 +114,12 @@ impl ShipQueues {
     fn take_work_back(&mut self, session: SessionId) -> bool {
         self.queues.values_mut().fold(false, |had, queue| had | queue.end_session(session))
     }
+    /// A mover's part of a limit: the movers that have ranges of the relation share it.
+    pub fn share(&self, id: RelationId, mover: SessionId, bytes_per_s: u64) -> u64 {
+        let others = self.queues.get(&id).into_iter().flat_map(|queue| queue.files.shippers());
+        let movers: BTreeSet<SessionId> = others.chain([mover]).collect();
+        (bytes_per_s / movers.len() as u64).max(1)
+    }
     pub fn heard_movers(&mut self, now: Instant) -> u32 {
         self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
         self.movers.len() as u32
@@ -153,5 +159,25 @@ impl ShipQueues {
         for id in ids {
             self.queues.entry(*id).or_default().touch_all(); // an administrator may have decided a conflict
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relation::files::ExtentOut;
+    use weir_proto::InodeId;
+
+    #[test]
+    fn movers_with_work_share_a_limit() {
+        let (mut queues, id) = (ShipQueues::default(), RelationId(1));
+        let (one, two) = (SessionId(1), SessionId(2));
+        assert_eq!(queues.share(id, one, 100), 100);
+        for (ino, session) in [(7, one), (8, one), (9, two)] {
+            let range = ExtentOut { end: 5, mark: 1, finish: None };
+            queues.queues.entry(id).or_default().files.assign_range(InodeId(ino), session, 0, range);
+        }
+        assert_eq!((queues.share(id, one, 100), queues.share(id, two, 100)), (50, 50));
+        assert_eq!(queues.share(id, SessionId(3), 90), 30, "one that begins");
     }
 }

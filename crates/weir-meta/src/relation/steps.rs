@@ -2,12 +2,14 @@
 //! done.
 //!
 //! Reads records only; decides nothing about time.
+mod directories;
+
 use super::record::{RelationRecord, RelocationRecord, RemoteEntry, RemotePlace};
+use super::rules::Excluded;
 use super::store;
-use super::tree::{expected, find_remote, occupant, path_of, present};
+use super::tree::{Present, expected, find_remote, occupant, path_of, present};
 use crate::keys;
-use crate::namespace::path::place_of;
-use crate::namespace::{find_inode, find_link, volume};
+use crate::namespace::{find_inode, find_link, path::place_of};
 use bytes::Bytes;
 use weir_kv::Read;
 use weir_proto::meta::{FileKind, Time};
@@ -95,7 +97,8 @@ pub fn step(
         _ => None,
     };
     let (volume, links) = (record.volume, record.rules().links);
-    let tree = Tree { read, relation, volume, links, gone };
+    let excluded = Excluded::load(read, relation, volume)?;
+    let tree = Tree { read, relation, volume, links, gone, tried, excluded };
     let step = tree.step(what, tried)?;
     let (What::Removed { ino: gone, last: true, .. } | What::Renamed { replaced: Some((gone, true)), .. }) =
         what
@@ -117,9 +120,17 @@ struct Tree<'a> {
     /// A mover may have created an inode of this kind without a report: to be created even if it is removed
     /// here.
     gone: Option<FileKind>,
+    /// A mover may have done the change without a report.
+    tried: bool,
+    excluded: Excluded<'a>,
 }
 
-impl Tree<'_> {
+impl<'a> Tree<'a> {
+    /// For steps that create nothing: patterns do not matter.
+    fn of_known(read: &'a dyn Read, relation: RelationId, volume: VolumeId) -> Result<Tree<'a>> {
+        let excluded = Excluded::load(read, relation, volume)?;
+        Ok(Tree { read, relation, volume, links: false, gone: None, tried: false, excluded })
+    }
     fn remote(&self, ino: InodeId) -> Result<Option<RemoteEntry>> {
         find_remote(self.read, self.relation, ino)
     }
@@ -194,6 +205,20 @@ impl Tree<'_> {
         if present.volume != self.volume {
             return Ok(None); // the topmost directory of another volume
         }
+        // A mover may have created it before it was excluded.
+        if !self.tried && self.excluded.why(ino, present.kind == FileKind::Directory)?.is_some() {
+            return Ok(None);
+        }
+        self.make_present(ino, present, place, whole || self.excluded.partial)
+    }
+
+    fn make_present(
+        &self,
+        ino: InodeId,
+        present: Present,
+        place: RemotePlace,
+        whole: bool,
+    ) -> Result<Option<Step>> {
         let Some(path) = self.path(&place)? else { return Ok(None) };
         let target = match present.kind {
             FileKind::Symlink => self.read.get(&keys::data(ino))?.unwrap_or_default(),
@@ -293,17 +318,6 @@ impl Tree<'_> {
         }
         Ok(None)
     }
-    /// Free, so the file is elsewhere.
-    fn place_to_wait(&self, ino: InodeId) -> Result<RemotePlace> {
-        let dir = volume::load(self.read, self.volume)?.root;
-        for n in 0u64.. {
-            let to = RemotePlace { dir, name: Bytes::from(format!("{WAITS}-{:x}-{n}", ino.0)) };
-            if occupant(self.read, self.relation, &to)?.is_none() {
-                return Ok(to);
-            }
-        }
-        Err(Error::damaged(format!("home has no free name for inode {ino}")))
-    }
 
     // ---- where home knows one name of each file only
 
@@ -391,7 +405,7 @@ impl Tree<'_> {
                 Some(remote) if remote.kind != FileKind::Directory && present(self.read, ino)?.is_none() => {
                     self.vanish(ino, from, false)
                 }
-                Some(_) => self.make_aside(to.dir),
+                Some(_) => self.make_for_move(to.dir),
             };
         }
         let replaced = match occupant(self.read, self.relation, &to)?.filter(|other| *other != ino) {
@@ -421,18 +435,6 @@ impl Tree<'_> {
             replaced: fingerprint,
         };
         Ok(Some(Step { ino, action, effect: Effect::Move { ino, from, to, replaced: other }, last: true }))
-    }
-
-    /// A directory from before the relation that was not scanned yet, or one that was skipped because it or
-    /// its parent is removed: created under a temporary name. Later changes in the queue give it its name, or
-    /// remove it.
-    fn make_aside(&self, dir: InodeId) -> Result<Option<Step>> {
-        let place = self.place_to_wait(dir)?;
-        let step = match present(self.read, dir)? {
-            Some(_) => self.make(dir, place, true)?,
-            None => self.make_gone(dir, FileKind::Directory, place)?,
-        };
-        Ok(step.map(|step| Step { last: false, ..step }))
     }
 
     fn exchanged(
@@ -508,7 +510,7 @@ pub fn relocation_step(
     ino: InodeId,
     record: &RelocationRecord,
 ) -> Result<Option<Step>> {
-    Tree { read, relation, volume, links: false, gone: None }.relocations(ino, record)
+    Tree::of_known(read, relation, volume)?.relocations(ino, record)
 }
 
 /// The removal of a removed file of which home has parts, and its place; none: it is not the case (any more).
@@ -523,7 +525,7 @@ pub fn removal(
         return Ok(None);
     }
     let Some(place) = remote.map(|remote| remote.places[0].clone()) else { return Ok(None) };
-    let tree = Tree { read, relation, volume, links: false, gone: None };
+    let tree = Tree::of_known(read, relation, volume)?;
     Ok(tree.vanish(ino, place.clone(), false)?.map(|step| (step, place)))
 }
 
@@ -534,7 +536,7 @@ pub fn directory_step(
     volume: VolumeId,
     dir: InodeId,
 ) -> Result<Option<Step>> {
-    let step = Tree { read, relation, volume, links: false, gone: None }.attributes(dir)?;
+    let step = Tree::of_known(read, relation, volume)?.attributes(dir)?;
     Ok(step.map(|step| Step { effect: Effect::Attributes { dir }, ..step }))
 }
 

@@ -160,7 +160,7 @@ pub fn drop_dirty(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Resu
 }
 
 /// All records of a relation except its own one.
-const LETTERS: &[u8] = b"BOPYLqadgumij";
+const LETTERS: &[u8] = b"BOPYLqadgumijF";
 /// Records of a removed relation that one transaction removes.
 const REMOVE_MAX: usize = 2048;
 

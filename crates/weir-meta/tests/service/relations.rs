@@ -15,6 +15,8 @@ use weir_proto::{InodeId, VolumeId};
 
 #[path = "relations_one_name.rs"]
 mod one_name;
+#[path = "relations_patterns.rs"]
+mod patterns;
 
 /// Something at home.
 #[derive(Clone, PartialEq, Eq, Debug)]

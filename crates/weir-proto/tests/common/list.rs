@@ -35,8 +35,9 @@ macro_rules! for_every_message {
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 GetWriteFloors, WriteFloors, WriteFloor, SetWriteFloor, ScanInodes, Scanned, DirectoryFacts, FileFacts}
-            quota::{Holder, Account, OwnerLimit, OwnerUsageList, ListOf, OwnerUsagePage, OwnerUsage, ReserveSpace, ReservedSpace, ReclaimSpace, HeldSpace}
-            relation::{By, Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationList,
+            quota::{Holder, Account, OwnerLimit, OwnerUsageList, OwnersNearLimit, OwnersNear, ListOf, OwnerUsagePage, OwnerUsage, ReserveSpace, ReservedSpace, ReclaimSpace, HeldSpace}
+            relation::{By, Change, ReadChanges, Changes, NamedChange, AckChanges, DropCursor, RelationAdd, RelationAddWith, RelationSet, RelationRules, RelationRulesList, RulesOfRelations,
+                RulesOfRelation, RelationList,
                 Relations, RelationDo, RelationInfo, Conflict, RelationResolve, RelationSuspect, LeaseWork, WorkLeased, RelationWork,
                 Expected, HomeAttrs, NameWork, ExtentWork, Finish, CompleteWork, NameDone, ExtentDone, WhereAtHome,
                 HomePlace, Receipt, ListWork, ReportListing, ReportRelisting, HomeEntry, ListDone}

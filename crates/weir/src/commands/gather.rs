@@ -5,6 +5,7 @@
 //! time is a trouble itself.
 use crate::commands::mounts::{self, Asked, MountState};
 use crate::commands::namespace_client::{all, connect};
+use crate::commands::quota::Names;
 use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
@@ -20,12 +21,13 @@ use weir_client::Client;
 use weir_coord::Cluster;
 use weir_env::{Addr, Env};
 use weir_home::HomeUrl;
-use weir_proto::condition::TroubleList;
+use weir_proto::condition::{NodeTrouble, STARTS, TroubleList};
 use weir_proto::coord::{ClientsWaiting, Clocks, RebuildWaiting};
 use weir_proto::enrol::GetEnrolment;
 use weir_proto::event::GetEvents;
 use weir_proto::export::GetExports;
 use weir_proto::meta::SessionList;
+use weir_proto::quota::OwnersNearLimit;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, TargetId};
 use weir_rpc::{Channel, NoService};
 
@@ -78,6 +80,7 @@ impl Asker {
         (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
         let looking = tokio::task::spawn_blocking(move || {
             facts.homes = homes_here(&facts.processes, &facts.namespaces);
+            facts.names = Names::of(facts.owners_near());
             facts
         });
         looking.await.map_err(|e| Error::unavailable(format!("cannot look at homes: {e}")))
@@ -155,6 +158,7 @@ impl Asker {
             dead_mounts: Vec::new(),
             namespaces,
             homes: HomesHere::default(),
+            names: Names::default(),
         })
     }
 
@@ -164,7 +168,11 @@ impl Asker {
         for namespace in map.namespaces.iter().filter(|n| is_led(&map, n)) {
             let (asker, name) = (self.clone(), namespace.name.clone());
             asked.spawn(async move {
-                let known = match asker.env.clock.timeout(PATIENCE, asker.known(&name)).await {
+                let (asked, troubles) = tokio::join!(
+                    asker.env.clock.timeout(PATIENCE, asker.known(&name)),
+                    asker.troubles(&name),
+                );
+                let known = match asked {
                     Ok(Ok(known)) => Ok(known),
                     Ok(Err(failure)) => Err(failure.error.context),
                     Err(_) => Err(format!("no answer within {PATIENCE:?}")),
@@ -172,7 +180,9 @@ impl Asker {
                 if known.is_err() {
                     drop(asker.clients.lock().await.remove(&name)); // the next round connects again
                 }
-                NamespaceFacts { name, known }
+                let starts = |trouble: &NodeTrouble| trouble.code == STARTS;
+                let starting = troubles.into_iter().find(starts);
+                NamespaceFacts { name, known, starting }
             });
         }
         let mut all = asked.join_all().await;
@@ -180,10 +190,16 @@ impl Asker {
         all
     }
 
+    /// The troubles that the leader reports, also while it waits for clients after its start.
+    async fn troubles(&self, namespace: &str) -> Vec<NodeTrouble> {
+        let Ok(leader) = self.cluster.meta_leader(namespace, Arc::new(NoService)) else { return Vec::new() };
+        told(&leader, TroubleList {}).await.map(|all| all.troubles).unwrap_or_default()
+    }
+
     async fn known(&self, namespace: &str) -> Outcome<Known> {
         let leader = self.cluster.meta_leader(namespace, Arc::new(NoService))?;
         let client = self.client(namespace).await?;
-        let (volumes, write_floors, relations, backups, audit, exports, sessions, failing) = tokio::join!(
+        let (volumes, write_floors, relations, backups, audit, exports, sessions, failing, near) = tokio::join!(
             all(&client),
             client.write_floors(),
             client.relations(None),
@@ -192,6 +208,7 @@ impl Asker {
             told(&leader, GetExports {}),
             told(&leader, SessionList {}),
             told(&leader, TroubleList {}),
+            told(&leader, OwnersNearLimit {}),
         );
         let (volumes, relations, backups) = (volumes?, relations?, backups?);
         Ok(Known {
@@ -203,6 +220,7 @@ impl Asker {
             exports: exports.unwrap_or_default(),
             sessions: sessions.map(|all| all.sessions).unwrap_or_default(),
             failing: failing.map(|all| all.troubles).unwrap_or_default(),
+            owners: near.unwrap_or_default(),
         })
     }
 }

@@ -23,6 +23,7 @@ pub mod prefetch;
 pub mod quota;
 pub mod rebuild;
 pub mod relation;
+pub mod relation_rules;
 pub mod report;
 pub mod restore;
 pub mod scrub;

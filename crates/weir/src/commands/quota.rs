@@ -114,21 +114,22 @@ fn explain(e: Error) -> Failure {
 }
 
 /// Names of users and of groups.
-struct Names {
+#[derive(Default)]
+pub struct Names {
     users: Users,
     groups: Users,
 }
 
 impl Names {
-    fn of(rows: &[OwnerUsage]) -> Names {
+    pub fn of<'a>(rows: impl Iterator<Item = &'a OwnerUsage> + Clone) -> Names {
         let ids = |kind| {
-            rows.iter()
+            rows.clone()
                 .filter(move |r| r.holder.kind == kind && r.holder.id != DEFAULT_ID)
                 .map(|r| r.holder.id)
         };
         Names { users: Users::of(ids(OwnerKind::User)), groups: Users::of_groups(ids(OwnerKind::Group)) }
     }
-    fn shown(&self, holder: &Holder) -> String {
+    pub fn shown(&self, holder: &Holder) -> String {
         match (holder.kind, holder.id) {
             (OwnerKind::User, DEFAULT_ID) => "each other user".into(),
             (OwnerKind::Group, DEFAULT_ID) => "each other group".into(),
@@ -139,7 +140,7 @@ impl Names {
 }
 
 fn as_text(shown: &Shown, now: Time) -> String {
-    let names = Names::of(&shown.rows);
+    let names = Names::of(shown.rows.iter());
     if let (true, [row]) = (shown.changed, &shown.rows[..]) {
         let whose = format!("{} in {}", names.shown(&row.holder), volume(row));
         let full = match state(row) {

@@ -1,6 +1,7 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
 use crate::cluster_args::Status;
 use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
+use crate::commands::relation_rules::{Change, Rules, as_json as rules_as_json, lines, rules_of};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::homes::{refuse_own_cluster, warn_of_directory};
@@ -15,8 +16,8 @@ use weir_client::{Client, NewRelation};
 use weir_home::{HomeUrl, KeySource};
 use weir_proto::home_rule::rule_of_user;
 use weir_proto::relation::{
-    Direction, HomeIds, IdMapping, NamedChange, RelationId, RelationInfo, RelationState, RelationVerb,
-    Resolution, What,
+    Direction, HomeIds, IdMapping, NamedChange, RelationId, RelationInfo, RelationRules, RelationState,
+    RelationVerb, Resolution, What,
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
@@ -37,6 +38,10 @@ pub enum RelationCommand {
     /// With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and nothing
     /// is changed at the home, not even a mark.
     Add(Add),
+    /// Change which files it copies, and its bandwidth limit
+    ///
+    /// A given list replaces the present one. Files at home stay there, and are kept up to date.
+    Set(Set),
     /// Show all relations
     List(List),
     /// Show one relation: state, lag, backlog, what limits it, conflicts
@@ -74,6 +79,18 @@ pub struct Add {
     #[command(flatten)]
     pub new: Ids,
     #[command(flatten)]
+    pub rules: Rules,
+    #[command(flatten)]
+    pub at: Cluster,
+}
+
+#[derive(Args)]
+pub struct Set {
+    /// The relation as `weir relation list` shows it, like r1, or the volume that has only this one
+    pub relation: String,
+    #[command(flatten)]
+    pub change: Change,
+    #[command(flatten)]
     pub at: Cluster,
 }
 
@@ -104,7 +121,7 @@ impl Ids {
         HomeUrl::parse(&url)?;
         let ids = self.of_home();
         ids.check(false)?; // only a rule's map leads to root
-        Ok(NewRelation { url, evict, import, mirrors: false, ids })
+        Ok(NewRelation { url, evict, import, ids, ..NewRelation::default() })
     }
 }
 
@@ -176,6 +193,7 @@ pub fn run(command: &RelationCommand, keys: Option<KeySource>) -> Outcome<()> {
         RelationCommand::Verify(options) => return crate::commands::verify::run(options, keys),
         RelationCommand::Prefetch(args) => return crate::commands::prefetch::run(args),
         RelationCommand::Add(args) => &args.at,
+        RelationCommand::Set(args) => &args.at,
         RelationCommand::List(args) => &args.at,
         RelationCommand::Resolve(args) => &args.at,
         RelationCommand::Show(args)
@@ -216,7 +234,7 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             refuse_own_cluster(&args.url, &coordinators(&args.at.cluster)?).await?;
             let volume = named(client, &args.volume).await?;
             let new = args.new.relation(args.url.clone(), args.evict, false)?;
-            let new = NewRelation { mirrors, ..new };
+            let new = NewRelation { mirrors, rules: args.rules.rules(), ..new };
             let made = client.add_relation(&cred, volume.id, &new).await.map_err(explain)?;
             if json {
                 table::json(&as_json(&made));
@@ -232,7 +250,12 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
             };
             list(&client.relations(volume).await?, json);
         }
-        RelationCommand::Show(args) => show(&find_relation(client, &args.relation).await?, json),
+        RelationCommand::Set(args) => set(client, args, json).await?,
+        RelationCommand::Show(args) => {
+            let info = find_relation(client, &args.relation).await?;
+            let rules = rules_of(client, info.id).await?;
+            show(&info, &rules, json);
+        }
         RelationCommand::Pause(args) => change(client, args, RelationVerb::Pause, "paused", json).await?,
         RelationCommand::Resume(args) => change(client, args, RelationVerb::Resume, "resumed", json).await?,
         RelationCommand::Remove(args) => change(client, args, RelationVerb::Remove, "removed", json).await?,
@@ -248,6 +271,34 @@ async fn carry_out(client: &Client, command: &RelationCommand, json: bool) -> Ou
         RelationCommand::Prefetch(_) | RelationCommand::Verify(_) => {} // see run
     }
     Ok(())
+}
+
+async fn set(client: &Client, args: &Set, json: bool) -> Outcome<()> {
+    if args.change.is_empty() {
+        return Err(Failure::new(
+            Error::invalid("no rule is given, so nothing is changed"),
+            "give --include, --exclude, --no-include, --no-exclude or --bandwidth",
+        ));
+    }
+    let relation = find_relation(client, &args.relation).await?;
+    let limit = args.change.rules.bandwidth.map(|rate| rate.0);
+    let rules = client.set_relation(&own_cred(), relation.id, args.change.lists(), limit).await;
+    let rules = rules.map_err(explain)?;
+    if json {
+        table::json(&with_rules(as_json(&relation), &rules));
+        return Ok(());
+    }
+    println!("{}: {} → {}", relation.id, relation.volume_name, relation.url);
+    match lines(&rules) {
+        none if none.is_empty() => println!("  all files, without a limit"),
+        lines => lines.iter().for_each(|line| println!("{line}")),
+    }
+    Ok(())
+}
+
+fn with_rules(mut info: Value, rules: &RelationRules) -> Value {
+    info["rules"] = rules_as_json(rules);
+    info
 }
 
 async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str, json: bool) -> Outcome<()> {
@@ -382,17 +433,19 @@ fn list(all: &[RelationInfo], as_json_too: bool) {
     print!("{}", table::render(&["RELATION", "VOLUME", "HOME", "STATE", "LAG", "BACKLOG", "RATE"], &rows));
 }
 
-fn show(info: &RelationInfo, json: bool) {
+fn show(info: &RelationInfo, rules: &RelationRules, json: bool) {
     if json {
-        table::json(&as_json(info));
+        table::json(&with_rules(as_json(info), rules));
         return;
     }
     if info.direction == Direction::Mirror {
-        return show_mirrored(info);
+        show_mirrored(info);
+        return lines(rules).iter().for_each(|line| println!("{line}"));
     }
     let evict =
         if info.evict { "data at home may be evicted here" } else { "no eviction: local copies are kept" };
     println!("{}: {} → {} ({evict})", info.id, info.volume_name, info.url);
+    lines(rules).iter().for_each(|line| println!("{line}"));
     println!("  state       {}", state(info));
     println!("  lag         {:.1} s", info.lag_ms as f64 / 1000.0);
     let (bytes, rate) = (table::bytes(info.backlog_bytes), table::bytes(info.rate));

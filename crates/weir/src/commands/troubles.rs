@@ -9,6 +9,7 @@ mod clients;
 mod cluster;
 mod data;
 mod kinds;
+pub mod owners;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -17,6 +18,7 @@ pub mod world;
 pub use kinds::{kind, page as kinds_page};
 
 use crate::commands::mounts::MountState;
+use crate::commands::quota::Names;
 use crate::local::local_cluster::RoleName;
 use crate::observe::InUse;
 use serde_json::{Value, json};
@@ -33,9 +35,12 @@ use weir_proto::event::Mute;
 use weir_proto::export::ExportState;
 use weir_proto::map::{Node, Target};
 use weir_proto::meta::SessionShown;
+use weir_proto::quota::{OwnerUsage, OwnersNear};
 use weir_proto::relation::RelationInfo;
 use weir_proto::volume::{Volume, WriteFloor};
 
+/// A node that `weir node remove` cut off cannot simply be started again.
+const REMOVED: &str = "its certificate was taken back (`weir node remove`): join it again under a new token";
 /// Hundredths of a target or of a volume's limit, from which on it is reported as nearly full.
 const NEARLY_FULL_PERCENT: u64 = 95;
 
@@ -132,6 +137,8 @@ pub struct Facts {
     pub dead_mounts: Vec<PathBuf>,
     pub namespaces: Vec<NamespaceFacts>,
     pub homes: HomesHere,
+    /// Names of the users and groups near their limits.
+    pub names: Names,
 }
 
 /// Directories that are homes or places for backups, if all movers are on this machine: their URLs.
@@ -153,6 +160,8 @@ pub struct ProcessState {
 pub struct NamespaceFacts {
     pub name: String,
     pub known: Result<Known, String>,
+    /// It has started, and waits for earlier clients.
+    pub starting: Option<NodeTrouble>,
 }
 
 #[derive(Default)]
@@ -166,11 +175,22 @@ pub struct Known {
     pub sessions: Vec<SessionShown>,
     /// Failing jobs of the leader.
     pub failing: Vec<NodeTrouble>,
+    /// Users and groups near their limits.
+    pub owners: OwnersNear,
 }
 
 impl Facts {
-    fn known(&self) -> impl Iterator<Item = &Known> {
+    fn known(&self) -> impl Iterator<Item = &Known> + Clone {
         self.namespaces.iter().filter_map(|n| n.known.as_ref().ok())
+    }
+    /// Users and groups near their limits, as rows.
+    pub fn owners_near(&self) -> impl Iterator<Item = &OwnerUsage> + Clone {
+        self.known().flat_map(|k| &k.owners.worst)
+    }
+    /// `weir node remove` took its certificate back, and it has not joined again.
+    fn was_removed(&self, node: &str) -> bool {
+        let holders = || self.holders.iter().filter(|held| held.name == node);
+        holders().next().is_some() && holders().all(|held| held.removed)
     }
     /// The schemes and pools that files use.
     pub fn in_use(&self) -> InUse {

@@ -2,6 +2,7 @@
 //!
 //! Files that are found wrong are in conflict, so that no part of them is evicted before a user has decided.
 use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
+use crate::commands::relation_rules::rules_of;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::homes::Homes;
@@ -13,6 +14,7 @@ use serde_json::json;
 use weir_client::Client;
 use weir_home::mover::{HomeOf, HomeUse};
 use weir_home::{KeySource, Verified, Verify};
+use weir_proto::patterns::Patterns;
 use weir_proto::relation::Direction;
 use weir_proto::relation::RelationInfo;
 use weir_proto::{Error, ErrorKind};
@@ -66,11 +68,13 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
         Failure::new(error, "run this on a node that reaches it, as a mover does")
     })?;
     let (env, client) = (weir_env::real::env(), client.clone());
+    let rules = rules_of(&client, relation.id).await?;
     let work = Verify {
         env,
         client: client.clone(),
         home,
         relation: relation.id,
+        patterns: Patterns::of(&rules),
         root: volume.root,
         data: !options.names_only,
     };
@@ -116,8 +120,17 @@ fn line(so_far: &Verified) -> String {
 }
 
 fn show(relation: &RelationInfo, verified: &Verified, conflicts: u64, as_json: bool) {
-    let Verified { files, directories, others, bytes, unproved_bytes, under_way, wrong, more_wrong } =
-        verified;
+    let Verified {
+        files,
+        directories,
+        others,
+        bytes,
+        unproved_bytes,
+        under_way,
+        excluded,
+        wrong,
+        more_wrong,
+    } = verified;
     if as_json {
         let wrong: Vec<_> = wrong
             .iter()
@@ -131,7 +144,7 @@ fn show(relation: &RelationInfo, verified: &Verified, conflicts: u64, as_json: b
             json!({
                 "relation": relation.id.to_string(), "volume": relation.volume_name, "url": relation.url, "files": files,
                 "directories": directories, "others": others, "bytes": bytes, "unproved_bytes": unproved_bytes,
-                "under_way": under_way, "wrong": wrong, "more_wrong": more_wrong, "conflicts": conflicts,
+                "under_way": under_way, "excluded": excluded, "wrong": wrong, "more_wrong": more_wrong, "conflicts": conflicts,
             })
         );
         return;
@@ -149,6 +162,9 @@ fn show(relation: &RelationInfo, verified: &Verified, conflicts: u64, as_json: b
             "  no checksum     {} (older than the volume, never read since)",
             table::bytes(*unproved_bytes)
         );
+    }
+    if *excluded > 0 {
+        println!("  excluded        {excluded}: by the relation's patterns");
     }
     if *under_way > 0 {
         println!("  not compared    {under_way}: changes are on their way");

@@ -19,7 +19,7 @@ const VOLUMES_MAX: usize = 100;
 
 /// The meaning of each name, for authors of dashboards. Names without a text here are of older or newer
 /// processes.
-const HELP: [(&str, &str); 50] = [
+const HELP: [(&str, &str); 51] = [
     ("weir_build_info", "The release of a node's program"),
     ("weir_call_seconds", "Time of requests that the process sent, by method"),
     ("weir_client_bytes_total", "Bytes that programs read and wrote at a mount"),
@@ -39,6 +39,7 @@ const HELP: [(&str, &str); 50] = [
     ("weir_journal_sync_seconds", "Time of a journal's write with its sync"),
     ("weir_namespace_led", "1: a metadata server leads the namespace"),
     ("weir_node_up", "1: the coordinator has the node as up"),
+    ("weir_owners_near_limit", "Users or groups that use 95 % or more of a limit of theirs"),
     ("weir_relation_backlog_bytes", "Bytes that home does not have yet"),
     ("weir_relation_conflicts", "Files that are not copied because they conflict"),
     ("weir_relation_home_failed", "1: home could not be used at the last try"),
@@ -219,6 +220,9 @@ fn add_namespaces(page: &mut Page, snapshot: &Snapshot) {
             if let Some(limit) = volume.quota.inodes_hard {
                 page.gauge("weir_volume_limit_inodes", &of, limit as f64);
             }
+        }
+        for (kind, count) in [("user", known.owners.users), ("group", known.owners.groups)] {
+            page.gauge("weir_owners_near_limit", &[("namespace", name), ("kind", kind)], count as f64);
         }
         for relation in &known.relations {
             let id = relation.id.0.to_string();

@@ -1,5 +1,6 @@
 //! A cluster on this machine: its directory, its processes, their start and stop.
 pub mod etcd;
+pub mod forget;
 pub mod local_cluster;
 pub mod owned;
 pub mod process;

@@ -15,7 +15,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 use weir_coord::identity::{COORDINATOR_FILE, IDENTITY_FILE, NAMESPACE_FILE};
@@ -28,6 +28,7 @@ use weir_proto::{ClusterId, Error};
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a process may take to stop by itself: a mount's unsaved data has to reach the targets first.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(20);
+const FUSE_DEVICE: &str = "/dev/fuse";
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// The outcome for one process.
@@ -75,6 +76,7 @@ pub fn bring_up(args: &Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     let _only_one = lock(&local)?;
     local = LocalCluster::open_own(&args.dir)?; // with changes of a concurrent `weir up`
     refuse_changes(&local, args)?;
+    require_fuse(&local, &args.mount)?;
     // Now, not earlier: a mount point may lie in the cluster's own, new and empty directory. Existing mounts
     // are not checked: their process may wait for one that is to be started here.
     for path in args.mount.iter().filter(|path| !weir_fuse::is_mounted(path)) {
@@ -316,6 +318,25 @@ fn refuse_changes(local: &LocalCluster, args: &Up) -> Outcome<()> {
         ),
         _ => Ok(()),
     }
+}
+
+/// Before anything is started: without the kernel's device every mount fails.
+fn require_fuse(local: &LocalCluster, new: &[PathBuf]) -> Outcome<()> {
+    let known = local.of_role(RoleName::Mount).map(|mount| &mount.path);
+    let Some(path) = known.chain(new).find(|path| !weir_fuse::is_mounted(path)) else { return Ok(()) };
+    let opened = fs::OpenOptions::new().read(true).write(true).open(FUSE_DEVICE);
+    let Err(e) = opened else { return Ok(()) };
+    let failure = Error::from_io(format_args!("mount {}: open {FUSE_DEVICE}", path.display()), &e);
+    let load = match e.kind() {
+        std::io::ErrorKind::NotFound => "load the kernel's module (`modprobe fuse`)",
+        _ => "let this user open it",
+    };
+    let without = format!("`weir unmount {} --forget {}`", path.display(), local.dir.display());
+    let hint = match new.contains(path) {
+        true => format!("{load}, or omit --mount; nothing was started"),
+        false => format!("{load}, or take the mount out with {without}; nothing was started"),
+    };
+    Err(Failure::new(failure, hint))
 }
 
 /// Running mounts stay as they are.

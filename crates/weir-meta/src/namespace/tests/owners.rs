@@ -1,6 +1,7 @@
 //! Usage of users and groups: each operation charges the right one. That the counters are those of a full
 //! count, and those of a volume together its usage, is checked after each change of every test here.
 use super::*;
+use crate::near_limits::near;
 use crate::owners::{self, Used};
 use weir_proto::quota::{
     ALL_VOLUMES, Account, DEFAULT_ID, Holder, ListOf, OwnerKind, OwnerLimit, OwnerUsage, OwnerUsageList,
@@ -273,4 +274,31 @@ fn rows_come_page_by_page() {
     assert_eq!((first.rows[0].holder.volume, first.rows[0].bytes, first.end), (ALL_VOLUMES, 5, false));
     let second = w.usage(&user(5), own, Some(first.rows[0].holder), 1).unwrap();
     assert_eq!((second.rows[0].volume_name.as_str(), second.end), ("work", true));
+}
+
+#[test]
+fn users_near_a_limit_are_found_with_the_fullest_first() {
+    let (mut w, volume) = with_volume();
+    let in_volume = |kind, id| Holder { volume: volume.id, kind, id };
+    w.limit(&root(), in_volume(USER, DEFAULT_ID), bytes(100)).unwrap();
+    w.limit(&root(), in_volume(USER, 7), bytes(1000)).unwrap();
+    for (uid, size) in [(5u32, 94u64), (7, 950), (8, 99), (0, 5000)] {
+        let file = w.create(&root(), volume.root, &format!("f{uid}"), 0o644).unwrap().entry.attr.ino;
+        w.set(&root(), file, |r| (r.uid, r.gid) = (Some(uid), Some(6 + uid))).unwrap();
+        w.commit(file, size, true).unwrap();
+    }
+    let found = |w: &World| w.view(|view| near(view.read, view.rules.quotas, view.rules.now)).unwrap();
+    let report = found(&w);
+    let ids: Vec<u32> = report.worst.iter().map(|row| row.holder.id).collect();
+    assert_eq!((ids, report.users, report.groups), (vec![8, 7], 2, 0), "user 0 has no limits");
+    // More than are named are counted.
+    for uid in 100..130u32 {
+        let file = w.create(&root(), volume.root, &format!("g{uid}"), 0o644).unwrap().entry.attr.ino;
+        w.set(&root(), file, |r| (r.uid, r.gid) = (Some(uid), Some(6))).unwrap();
+        w.commit(file, 100, true).unwrap();
+    }
+    w.limit(&root(), in_volume(GROUP, 6), inodes(3)).unwrap();
+    let report = found(&w);
+    assert_eq!((report.worst.len(), report.users, report.groups), (20, 32, 1));
+    assert_eq!(report.worst[0].holder, in_volume(GROUP, 6), "a limit that was lowered, or passed");
 }

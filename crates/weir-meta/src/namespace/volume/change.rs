@@ -94,6 +94,9 @@ impl Cx<'_> {
 pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
     let mut record = load_live(cx.read(), r.volume)?;
     require_admin(&r.cred, &record)?;
+    if r.volume == VolumeId::ROOT && r.name.as_ref().is_some_and(|name| *name != record.name) {
+        return Err(Error::invalid("the root volume has the namespace's files: it keeps its name"));
+    }
     if let Some(owner) = r.owner.filter(|owner| *owner != record.owner) {
         require_superuser(&r.cred, "give a volume to another owner")?;
         record.owner = owner;

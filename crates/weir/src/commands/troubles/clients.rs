@@ -1,5 +1,5 @@
 //! Troubles of mounts, movers and other clients: those that wait, hang, are silent, dead, or have lost data.
-use super::{Facts, Found, lasting};
+use super::{Facts, Found, REMOVED, lasting};
 use crate::commands::mounts::Reach;
 use crate::local::local_cluster::RoleName;
 use weir_proto::condition::{NodeCondition, REPORT_EVERY_MS, Severity};
@@ -100,6 +100,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
         Some(process) if process.lives => {
             format!("see whether it is stopped; its log is {}", process.log.display())
         }
+        _ if facts.was_removed(name) => REMOVED.to_owned(),
         Some(_) => facts.restart.clone(),
         None => "see to it on its machine; if it is to be gone, this is forgotten after a while".to_owned(),
     };

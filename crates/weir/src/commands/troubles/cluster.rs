@@ -1,10 +1,10 @@
 //! Troubles of the cluster itself: namespaces and their copies, placement groups, nodes, targets, links,
 //! clocks, audit logs, versions, and certificates.
-use super::{Facts, Found, NamespaceFacts, lasting, nearly_full};
+use super::{Facts, Found, NamespaceFacts, REMOVED, lasting, nearly_full};
 use crate::observe::{InUse, copies_trouble, is_led};
 use crate::table;
 use std::collections::{BTreeMap, BTreeSet};
-use weir_proto::condition::NodeDisk;
+use weir_proto::condition::{NodeDisk, STARTS};
 use weir_proto::coord::{AuditState, CutLink, TargetReport};
 use weir_proto::enrol::Holder;
 use weir_proto::map::{Group, Member, MemberState, Role, Target, TargetState};
@@ -83,8 +83,11 @@ fn namespaces(facts: &Facts, found: &mut Found) {
     for (namespace, text) in led.filter_map(|n| Some((n, copies_trouble(map, n)?))) {
         found.degraded(("copies-missing", &namespace.name), text, "");
     }
-    for NamespaceFacts { name, known } in &facts.namespaces {
-        if let Err(why) = known {
+    for NamespaceFacts { name, known, starting } in &facts.namespaces {
+        if let Some(starting) = starting {
+            let text = format!("namespace {name:?}: {}", starting.text);
+            found.warning((STARTS, name), text, starting.action.clone());
+        } else if let Err(why) = known {
             let text = format!("the metadata server of namespace {name:?} does not answer ({why})");
             found.critical(("namespace-silent", name), text, "see its log");
         }
@@ -146,8 +149,7 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
                 let of_node = map.targets.iter().filter(|t| t.node == node.id);
                 let missing: Vec<String> = of_node.map(missing).collect();
                 let text = format!("{name} is down: {}", missing.join(", "));
-                let holders = || facts.holders.iter().filter(|held| held.name == *name);
-                let action = match holders().next().is_some() && holders().all(|held| held.removed) {
+                let action = match facts.was_removed(name) {
                     true => "its certificate was taken back (`weir node remove`): join it again under a new token, or \
                              `weir target gone` has other targets take over"
                         .to_owned(),
@@ -161,7 +163,11 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
             Role::Meta if map.namespaces.iter().any(|n| !is_led(map, n)) => {}
             Role::Meta | Role::Coordinator => {
                 let text = format!("{name} is down, and another one does its work");
-                found.warning(("server-down", name), text, restart.clone());
+                let action = match facts.was_removed(name) {
+                    true => REMOVED.to_owned(),
+                    false => restart.clone(),
+                };
+                found.warning(("server-down", name), text, action);
             }
             Role::Mount | Role::Mover | Role::Console | Role::Operator | Role::Auditor => {} // not members
         }

@@ -1,13 +1,14 @@
 //! Troubles of the cluster's data and its homes: volumes, homes, movers, backups, exports, and jobs of the
 //! metadata server.
-use super::{Facts, Found, Known, ProcessState, lasting, nearly_full};
+use super::{Facts, Found, Known, ProcessState, lasting, nearly_full, owners};
 use crate::commands::backup;
 use crate::local::local_cluster::RoleName;
 use crate::table;
-use weir_proto::condition::Severity;
+use weir_proto::condition::{STARTS, Severity};
 use weir_proto::export::ExportState;
 use weir_proto::map::Group;
 use weir_proto::meta::Time;
+use weir_proto::quota::NEAR_LIMIT_PERCENT;
 use weir_proto::relation::{RelationInfo, RelationState};
 
 /// A home that lags by more and receives nothing has stopped.
@@ -20,12 +21,14 @@ pub(super) fn look(facts: &Facts, found: &mut Found) {
     standbys(facts, found);
     movers(facts, found);
     volumes(facts, found);
+    near_limits(facts, found);
     write_floors(facts, found);
     backups(facts, found);
     for namespace in &facts.namespaces {
         let Ok(known) = &namespace.known else { continue };
         exports(&namespace.name, &known.exports, facts.now_s, found);
-        known.failing.iter().for_each(|trouble| found.told(trouble));
+        // A start is named with its namespace.
+        known.failing.iter().filter(|trouble| trouble.code != STARTS).for_each(|trouble| found.told(trouble));
     }
 }
 
@@ -145,6 +148,28 @@ fn volumes(facts: &Facts, found: &mut Found) {
         for said in said.into_iter().flatten() {
             let action = format!("delete files there, or raise the limit with `weir volume quota {name}`");
             found.warning(("volume-full", name), format!("volume {name} is {said}"), action);
+        }
+    }
+}
+
+/// Users and groups near their limits: the fullest, and how many others there are.
+fn near_limits(facts: &Facts, found: &mut Found) {
+    let now_s = i64::try_from(facts.now_s).unwrap_or(i64::MAX);
+    for namespace in &facts.namespaces {
+        let Ok(known) = &namespace.known else { continue };
+        for row in &known.owners.worst {
+            if let Some((text, action)) = owners::sentence(row, &facts.names, now_s) {
+                found.note((owners::CODE, &owners::about(row, &facts.names)), text, action);
+            }
+        }
+        let all = known.owners.users + known.owners.groups;
+        let more = all.saturating_sub(known.owners.worst.len() as u64);
+        if more > 0 {
+            let text = format!(
+                "{more} more users and groups use {NEAR_LIMIT_PERCENT} % or more of a limit of theirs in namespace {:?}",
+                namespace.name
+            );
+            found.note((owners::CODE, &namespace.name), text, "`weir volume quota VOLUME` lists them");
         }
     }
 }

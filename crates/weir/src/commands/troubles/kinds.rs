@@ -77,6 +77,9 @@ kinds! {
     "namespace-silent" Critical "metadata" delays 95: "The metadata server of a namespace does not answer"
         raised "its leader gave no answer within 1.8 s" cleared "it answers"
         act "see whether its process is stopped or its disk hangs, and its log";
+    "namespace-starting" Warning "metadata" delays 96: "A metadata server has just started, and files of earlier clients wait for these"
+        raised "not all clients of before its start have returned" cleared "they have, or one lease term has passed"
+        act "wait; it continues by itself";
     "copies-missing" Degraded "metadata" delays 0: "A namespace has fewer copies than it should"
         raised "a copy of its journal is down or behind" cleared "all copies are current"
         act "start the metadata server of that copy again";
@@ -151,6 +154,9 @@ kinds! {
     "volume-below-floor" Critical "volumes" delays 95: "A volume takes no writes in some placement groups"
         raised "a group has fewer current members than the volume's write floor" cleared "enough are current, or the floor is lowered"
         act "bring the missing targets back, or `weir volume policy --write-floor`";
+    "owner-full" Note "volumes" delays 4: "A user or a group is at or near its limit"
+        raised "95 % of a limit of it are used, or the grace of its soft limit has ended"
+        cleared "less is used, or the limit is raised" act "delete files of it, or `weir volume quota`";
     "backup-bad" Warning "volumes" delays 0: "A backup is late, failed, or incomplete"
         raised "the last one failed or is overdue" cleared "one succeeds" act "`weir volume show` has its backups";
     "backup-place-missing" Warning "volumes" delays 0: "The directory for backups is missing"

@@ -1,10 +1,10 @@
 //! One table of troubles: a change of a healthy cluster, and the expected report.
-use super::world::{HOME, NOW_S, World, condition, world};
+use super::world::{HOME, NOW_S, World, condition, owners, world};
 use super::*;
 use crate::commands::mounts::Reach;
 use serde_json::json;
 use weir_proto::backup::{BackupEnd, BackupOutcome};
-use weir_proto::condition::NodeDisk;
+use weir_proto::condition::{NodeDisk, STARTS};
 use weir_proto::coord::{ClientWaiting, CutLink, Wait};
 use weir_proto::export::ExportMade;
 use weir_proto::map::{MemberState, Role, Scheme, TargetState};
@@ -96,6 +96,7 @@ fn what_is_as_it_should_be_is_no_trouble() {
         |w| w.conditions[0].condition.disks = vec![NodeDisk { capacity: 1000 << 30, ..disk(20 << 30) }],
         |w| w.known().sessions = vec![session("python on h7", 20_000)],
         |w| w.relation().lag_ms = 3_600_000,
+        |w| w.known().owners = OwnersNear::default(),
         |w| w.status.targets[0].stalled_ms = 20,
     ];
     for (row, change) in table.iter().enumerate() {
@@ -199,6 +200,16 @@ fn each_trouble_is_one_sentence_of_its_severity() {
         (|w| w.map().namespaces.clear(), Critical, "meta", "no metadata server has started yet"),
         (|w| w.set_known(Err("no answer".into())), Critical, "root", "does not answer (no answer)"),
         (
+            |w| {
+                w.set_known(Err("no answer".into()));
+                let text = "its metadata server has started and waits for 1 client, 8 s at most".into();
+                w.namespaces[0].starting = Some(NodeTrouble { text, code: STARTS.into(), ..failing() });
+            },
+            Warning,
+            "root",
+            "namespace \"root\": its metadata server has started and waits for 1 client, 8 s at most: look",
+        ),
+        (
             |w| w.processes[1].lives = false,
             Warning,
             "mover-1",
@@ -235,6 +246,12 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             Warning,
             "work",
             "above its soft limit (100 B of 50 B)",
+        ),
+        (
+            |w| w.known().owners = owners(1000, 1),
+            Note,
+            "user 4294967290 in work",
+            "user 4294967290 is at the limit (1000 B of 1000 B), and can add nothing in work: delete files",
         ),
         (|w| w.known().backups[0].late = true, Warning, "work", "LATE"),
         (
@@ -482,4 +499,15 @@ fn groups_of_a_volumes_policy_count() {
     single.map().groups[1].members[0].state = MemberState::Down;
     let found = single.troubles();
     assert_eq!(found[0].severity, Severity::Critical, "{found:#?}");
+}
+
+#[test]
+fn users_at_limits_beyond_the_worst_are_counted() {
+    let mut world = world();
+    world.known().owners = owners(990, 31);
+    let found = world.troubles();
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[0].text.contains("uses 99 % of the limit (990 B of 1000 B)"), "{found:#?}");
+    assert!(found[1].text.starts_with("30 more users and groups use 95 % or more"), "{found:#?}");
+    assert_eq!(exit_code(found[0].severity), 0, "the cluster is healthy");
 }

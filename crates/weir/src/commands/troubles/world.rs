@@ -10,6 +10,7 @@ use weir_proto::map::{
     ClusterMap, Group, Member, MemberState, NamespaceEntry, Role, RunSeen, Scheme, Settings, TargetState,
 };
 use weir_proto::meta::{Time, Usage};
+use weir_proto::quota::{Holder, OwnerKind};
 use weir_proto::relation::{Direction, RelationId, RelationState};
 use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::volume::{Policy, Quota, Retention};
@@ -135,7 +136,7 @@ pub fn world() -> World {
         processes: vec![process("storage-1", RoleName::Storage), process("mover-1", RoleName::Mover)],
         mounts: vec![mount],
         dead_mounts: vec![],
-        namespaces: vec![NamespaceFacts { name: "root".into(), known: Ok(known) }],
+        namespaces: vec![NamespaceFacts { name: "root".into(), known: Ok(known), starting: None }],
         audit: AuditState::default(),
         homes: HomesHere::default(),
         waiting: ClientsWaiting { clients: vec![] },
@@ -147,6 +148,7 @@ pub fn world() -> World {
         conditions: vec![condition("mover-1", Role::Mover), condition("mount-1", Role::Mount)],
         holders: vec![],
         unanswered: vec![],
+        names: Names::default(),
     })
 }
 
@@ -203,6 +205,21 @@ fn relation() -> RelationInfo {
     }
 }
 
+/// User 4294967290 near a limit of 1000 bytes in volume work, one of `users`.
+pub fn owners(bytes: u64, users: u64) -> OwnersNear {
+    let row = OwnerUsage {
+        holder: Holder { volume: VolumeId(2), kind: OwnerKind::User, id: 4_294_967_290 },
+        volume_name: "work".into(),
+        bytes,
+        inodes: 1,
+        quota: Some(Quota { bytes_hard: Some(1000), ..Quota::NONE }),
+        own: false,
+        bytes_over_since: None,
+        inodes_over_since: None,
+    };
+    OwnersNear { worst: vec![row], users, groups: 0 }
+}
+
 fn backup() -> Backup {
     Backup {
         volume: VolumeId(2),
@@ -221,7 +238,7 @@ fn backup() -> Backup {
 }
 
 impl World {
-    pub fn troubles(self) -> Vec<Trouble> {
+    pub fn troubles(&self) -> Vec<Trouble> {
         troubles(&self.0)
     }
     pub fn set_known(&mut self, known: Result<Known, String>) {

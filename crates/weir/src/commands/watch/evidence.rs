@@ -55,6 +55,8 @@ pub struct Silent {
 #[derive(Default, Debug, PartialEq)]
 pub struct FileFacts {
     pub inode: u64,
+    /// Its user and group, if they are known.
+    pub owner: Option<(u32, u32)>,
     /// Placement groups by number; empty: the file has no stripes, or they are not known.
     pub groups: Vec<u32>,
     pub targets: Vec<u32>,
@@ -78,8 +80,12 @@ pub fn of_path(path: &Path) -> Outcome<Option<FileFacts>> {
     let Some(stat) = stat.answer() else { return Ok(None) };
     let of =
         |asked: &mounts::Asked<Outcome<Value>>| asked.answer().and_then(Outcome::ok).unwrap_or(Value::Null);
-    let inode = stat?["inode"].as_u64().unwrap_or(0);
-    Ok(Some(file_facts(inode, &of(&layout), &of(&locks), &of(&state))))
+    let stat = stat?;
+    let number = |key: &str| stat[key].as_u64().and_then(|n| u32::try_from(n).ok());
+    let inode = stat["inode"].as_u64().unwrap_or(0);
+    let owner = number("uid").zip(number("gid"));
+    let found = file_facts(inode, &of(&layout), &of(&locks), &of(&state));
+    Ok(Some(FileFacts { owner, ..found }))
 }
 
 fn file_facts(inode: u64, layout: &Value, locks: &Value, state: &Value) -> FileFacts {
@@ -117,6 +123,7 @@ fn file_facts(inode: u64, layout: &Value, locks: &Value, state: &Value) -> FileF
     });
     FileFacts {
         inode,
+        owner: None,
         groups,
         targets,
         offline: state["offline"].as_u64().unwrap_or(0),

@@ -11,8 +11,8 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_coord::Gathered;
-use weir_proto::Error;
 use weir_proto::watch::{GetMeters, Meter, MeterKind, Meters};
+use weir_proto::{Error, methods};
 
 /// A distribution of times.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -53,7 +53,7 @@ pub fn iohist(args: &IohistArgs) -> Outcome<()> {
     let spreads = spreads(&before, now.iter().filter(is_wanted));
     match args.cluster.json {
         true => table::json(&json!({ "spreads": spreads })),
-        false => print!("{}", text(&spreads)),
+        false => print!("{}", text(&spreads, args.rows)),
     }
     Ok(())
 }
@@ -68,7 +68,10 @@ fn spreads<'a>(before: &[Gathered<Meters>], now: impl Iterator<Item = &'a Gather
     }
     let mut spreads = Vec::new();
     for (process, meters) in now.filter_map(|g| Some((&g.name, g.told.as_ref().ok()?))) {
-        let of_time = |m: &&Meter| m.kind == MeterKind::Histogram && m.name.ends_with("_seconds");
+        // Requests that wait for work or news would be the first rows, without any meaning.
+        let waits = |m: &Meter| m.label == "method" && waits_on_purpose(&m.label_value);
+        let of_time =
+            |m: &&Meter| m.kind == MeterKind::Histogram && m.name.ends_with("_seconds") && !waits(m);
         for meter in meters.meters.iter().filter(of_time) {
             spreads.extend(spread(process, meter, earlier.get(&key(process, meter)).copied()));
         }
@@ -107,14 +110,23 @@ fn spread(process: &str, meter: &Meter, before: Option<&Meter>) -> Option<Spread
     })
 }
 
-fn text(spreads: &[Spread]) -> String {
+fn waits_on_purpose(method: &str) -> bool {
+    methods::all().any(|m| m.name == method && methods::is_answered_late(m.number))
+}
+
+fn text(spreads: &[Spread], rows: usize) -> String {
     let row = |s: &Spread| {
         let (mean, p50, p99) = (time(s.mean_us), time(s.p50_us), time(s.p99_us));
         let (process, meter) = (s.process.clone(), s.meter.clone());
         vec![process, meter, s.of.clone(), s.count.to_string(), mean, p50, p99, time(s.total_us)]
     };
-    let rows: Vec<Vec<String>> = spreads.iter().map(row).collect();
-    table::render(&["PROCESS", "METER", "OF", "COUNT", "MEAN", "P50 <", "P99 <", "TOTAL"], &rows)
+    let more = spreads.len().saturating_sub(rows);
+    let rows: Vec<Vec<String>> = spreads.iter().take(rows).map(row).collect();
+    let shown = table::render(&["PROCESS", "METER", "OF", "COUNT", "MEAN", "P50 <", "P99 <", "TOTAL"], &rows);
+    match more {
+        0 => shown,
+        more => format!("{shown}{more} more rows: --rows N\n"),
+    }
 }
 
 #[cfg(test)]
@@ -146,5 +158,17 @@ mod tests {
         assert_eq!((count, mean_us, p50_us, p99_us, total_us), (100, 500, 100, 5000, 50_000));
         assert_eq!(spreads(&[], before.iter())[0].count, 900);
         assert_eq!(spreads(&before, before.iter()), [], "nothing happened");
+        let more = text(&[found[0].clone(), found[0].clone()], 1);
+        assert!(more.ends_with("1 more rows: --rows N\n") && more.lines().count() == 3, "{more}");
+    }
+
+    #[test]
+    fn requests_that_wait_for_work_are_left_out() {
+        let mut waits = meter(&[(100_000, 900)], 90_000_000);
+        waits.told.as_mut().unwrap().meters[0].label_value = "LeaseWork".into();
+        assert_eq!(spreads(&[], [waits].iter()), []);
+        for (method, waits) in [("GetMap", true), ("TakeRecalls", true), ("Create", false), ("Gone", false)] {
+            assert_eq!(waits_on_purpose(method), waits, "{method}");
+        }
     }
 }

@@ -8,15 +8,18 @@ use super::evidence::{Evidence, Silent};
 use super::top::{Names, lines_of};
 use super::waits::{Seen, object, time};
 use crate::cli_watch::By;
-use crate::commands::troubles::{Trouble, kind};
+use crate::commands::troubles::{Trouble, kind, owners};
 use crate::table;
 use std::collections::BTreeMap;
 use weir_proto::map::{Group, Role};
+use weir_proto::quota::{ALL_VOLUMES, Holder, OwnerKind, OwnerUsage};
 
 /// Troubles that nodes of a newer release report may cause delays.
 const DELAYS_UNKNOWN: u8 = 30;
 /// For a file, causes that are farther from it are omitted.
 const DELAYS_A_FILE: u8 = 30;
+/// A limit delays only the files of its user or group, and these as much as the volume's.
+const DELAYS_OWN_FILES: u8 = 75;
 /// A user with this share of all work, and this average number of requests in flight, disturbs others.
 const HOG_SHARE: f64 = 0.6;
 const HOG_WAITING: f64 = 0.5;
@@ -69,7 +72,10 @@ pub fn past(evidence: &Evidence) -> Vec<String> {
 
 /// A trouble of the whole cluster, or of the file in question.
 fn of_trouble(evidence: &Evidence, trouble: &Trouble) -> Option<Finding> {
-    let depth = kind(&trouble.code).map_or(DELAYS_UNKNOWN, |kind| kind.delays);
+    let depth = match (trouble.code.as_str(), &evidence.file) {
+        (owners::CODE, Some(_)) => DELAYS_OWN_FILES,
+        (code, _) => kind(code).map_or(DELAYS_UNKNOWN, |kind| kind.delays),
+    };
     let concerns = match &evidence.file {
         None => true,
         Some(_) => depth >= DELAYS_A_FILE && concerns_file(evidence, trouble),
@@ -100,6 +106,15 @@ fn concerns_file(evidence: &Evidence, trouble: &Trouble) -> bool {
                 t.id.to_string() == trouble.about || map.node(t.node).is_some_and(|n| n.name == trouble.about)
             };
             map.targets.iter().filter(is_it).any(|t| on(t.id.0))
+        }
+        "volumes" if trouble.code == owners::CODE => {
+            let is_of_file = |row: &&OwnerUsage| {
+                let Holder { volume, kind, id } = row.holder;
+                let is_there = volume == ALL_VOLUMES || is_of_volume(&row.volume_name);
+                let of = file.owner.map(|(uid, gid)| if kind == OwnerKind::User { uid } else { gid });
+                is_there && of == Some(id) && owners::about(row, &evidence.facts.names) == trouble.about
+            };
+            evidence.facts.owners_near().any(|row| is_of_file(&row))
         }
         "volumes" => is_of_volume(&trouble.about),
         "homes" if trouble.code.starts_with("mover-") => relations().any(|r| is_of_volume(&r.volume_name)),
@@ -276,7 +291,7 @@ mod tests {
     use super::*;
     use crate::commands::mounts::Reach;
     use crate::commands::troubles::troubles;
-    use crate::commands::troubles::world::{HOME, World, world};
+    use crate::commands::troubles::world::{HOME, World, owners as world_owners, world};
     use crate::commands::watch::evidence::FileFacts;
     use crate::users::Users;
     use weir_coord::Gathered;
@@ -293,7 +308,14 @@ mod tests {
     }
 
     fn file() -> FileFacts {
-        FileFacts { inode: 7, groups: vec![0], targets: vec![1, 2], offline: 0, locks: vec![] }
+        FileFacts {
+            inode: 7,
+            owner: Some((4_294_967_290, 100)),
+            groups: vec![0],
+            targets: vec![1, 2],
+            offline: 0,
+            locks: vec![],
+        }
     }
 
     fn evidence(world: World, beside: Beside, file: Option<FileFacts>) -> Evidence {
@@ -341,6 +363,20 @@ mod tests {
 
     /// The fault, and the beginnings of the first sentence and the advice.
     type Case = (fn(&mut World, &mut Beside), &'static str, &'static str);
+
+    #[test]
+    fn a_limit_of_a_user_concerns_that_users_files() {
+        let of = |owner, file: Option<FileFacts>| {
+            let mut world = world();
+            world.known().owners = world_owners(1000, 1);
+            let evidence = evidence(world, Beside::default(), file.map(|f| FileFacts { owner, ..f }));
+            findings(&evidence, &[]).into_iter().map(|f| (f.depth, f.text)).collect::<Vec<_>>()
+        };
+        let own = of(Some((4_294_967_290, 100)), Some(file()));
+        assert!(own.len() == 1 && own[0].0 == 75 && own[0].1.contains("can add nothing in work"), "{own:?}");
+        assert_eq!(of(Some((5, 100)), Some(file())), [], "the file of another user");
+        assert_eq!(of(None, None).len(), 1, "named last for the whole cluster");
+    }
 
     #[test]
     fn each_cause_is_named_first_with_what_to_do() {
