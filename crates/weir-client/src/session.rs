@@ -22,7 +22,7 @@ use weir_proto::meta::{
     SessionResumed,
 };
 use weir_proto::quota::{HeldSpace, ReclaimSpace, ReserveSpace};
-use weir_proto::volume::{HeldReservation, ReclaimReservations, ReserveQuota};
+use weir_proto::volume::{GetWriteFloors, HeldReservation, ReclaimReservations, ReserveQuota};
 use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, VolumeId};
 use weir_rpc::{Channel, Connection};
 
@@ -377,9 +377,9 @@ impl Session {
     }
     /// A request may be about files that the leader does not know of, or about their directories.
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
-        let births = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD];
-        let space = [ReserveSpace::METHOD, ReserveQuota::METHOD];
-        let is_exempt = births.contains(&R::METHOD) || space.contains(&R::METHOD);
+        let reports = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD];
+        let of_volumes = [ReserveSpace::METHOD, ReserveQuota::METHOD, GetWriteFloors::METHOD];
+        let is_exempt = reports.contains(&R::METHOD) || of_volumes.contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
             return Ok(());
         }

@@ -68,14 +68,15 @@ impl Comparer {
     pub fn end(&self, wall: WallTime) -> Option<ComparePass> {
         let mut state = self.state();
         state.asked = false;
-        state.last = state.pass.take().map(|pass| ComparePass { ended_ns: Some(wall.0), ..pass });
+        let pass = state.pass.take()?;
+        state.last = Some(ComparePass { ended_ns: Some(wall.0), ..pass });
         state.last
     }
     /// Whether a stripe is in the present pass's sample.
     pub fn is_sampled(&self, file: FileId, stripe: u64) -> bool {
         let salt = self.state().pass.map_or(0, |pass| pass.begun_ns as u64);
         let mixed = (file.inode.0 ^ salt).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(stripe);
-        mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9).rotate_left(31) % SAMPLE == 0
+        mixed.wrapping_mul(0xBF58_476D_1CE4_E5B9).rotate_left(31).is_multiple_of(SAMPLE)
     }
 }
 

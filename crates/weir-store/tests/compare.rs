@@ -11,12 +11,14 @@ use weir_proto::{TargetId, Version};
 
 const EC: Scheme = Scheme { data: 4, parity: 2 };
 
+fn run(world: &Arc<World>, targets: &[u32]) -> Vec<weir_env::TaskHandle> {
+    let node = |id: &u32| world.nodes.lock().unwrap()[&TargetId(*id)].clone();
+    targets.iter().map(|id| world.env.tasks.spawn("run a node", node(id).run())).collect()
+}
+
 /// A pass of each target, begun now.
 async fn compared(world: &Arc<World>, targets: &[u32]) -> Vec<ComparePass> {
-    let mut running = Vec::new();
     for id in targets {
-        let node = world.nodes.lock().unwrap()[&TargetId(*id)].clone();
-        running.push(world.env.tasks.spawn("run a node", node.run()));
         let ask = CompareTarget { target: TargetId(*id), start: true };
         assert!(world.dispatch(TargetId(*id), ask, vec![]).await.unwrap().0.asked);
     }
@@ -32,7 +34,6 @@ async fn compared(world: &Arc<World>, targets: &[u32]) -> Vec<ComparePass> {
         };
         passes.push(ended);
     }
-    running.iter().for_each(weir_env::TaskHandle::abort);
     passes
 }
 
@@ -56,6 +57,7 @@ async fn members_that_went_back_unseen_are_found_and_repaired() {
     for (id, copy) in &old {
         world.put_back(*id, copy).await;
     }
+    let running = run(&world, &[0, 1, 4, 5]);
     let passes = compared(&world, &[1, 4]).await;
     for (pass, lacks) in passes.into_iter().zip([2, 3]) {
         assert_eq!((pass.groups, pass.groups_done, pass.stripes), (1, 1, 8));
@@ -67,6 +69,7 @@ async fn members_that_went_back_unseen_are_found_and_repaired() {
     for pass in compared(&world, &[0, 1, 4, 5]).await {
         assert_eq!((pass.differing, pass.mismatched), (0, 0), "{pass:?}");
     }
+    running.iter().for_each(weir_env::TaskHandle::abort);
 }
 
 /// Its bytes fit their checksum, and its version is the present one.
@@ -77,9 +80,11 @@ async fn parity_of_other_data_is_found_and_replaced() {
     model.fresh(&world, 0, 3).await;
     others.fresh(&other, 0, 60).await;
     world.put_back(TargetId(4), &other.copy_of(TargetId(4))).await;
+    let running = run(&world, &[4]);
     let pass = compared(&world, &[4]).await[0];
     assert_eq!((pass.differing, pass.encoded, pass.mismatched), (0, 1, 1), "{pass:?}");
     world.check(0, &model.0, "replaced").await;
     let pass = compared(&world, &[4]).await[0];
     assert_eq!((pass.encoded, pass.mismatched), (1, 0));
+    running.iter().for_each(weir_env::TaskHandle::abort);
 }

@@ -2,7 +2,7 @@
 use super::{Data, GroupView, StripeRef};
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::{Error, ErrorKind, PgId};
+use weir_proto::{Error, ErrorKind, PgId, TargetId};
 
 /// The coordinator is asked again about a group after this time.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -11,6 +11,7 @@ const ASK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The coordinator's answer about a group with a full member.
 pub struct FullGroup {
+    target: TargetId,
     asked: Instant,
     moves: bool,
     then: String,
@@ -26,7 +27,9 @@ impl Data {
         let now = self.env.clock.now();
         let known = {
             let full = self.full.lock().expect("no holder panics");
-            full.get(&place.group).filter(|f| now.since(f.asked) < ASK_AGAIN).map(|f| f.then.clone())
+            full.get(&place.group)
+                .filter(|f| f.target == place.target && now.since(f.asked) < ASK_AGAIN)
+                .map(|f| f.then.clone())
         };
         let then = match known {
             Some(then) => then,
@@ -51,22 +54,20 @@ impl Data {
             // The coordinator is away, or older.
             Ok(Err(_)) | Err(_) => (false, String::new()),
         };
-        let known = FullGroup { asked: self.env.clock.now(), moves, then: then.clone() };
+        let known =
+            FullGroup { target: place.target, asked: self.env.clock.now(), moves, then: then.clone() };
         self.full.lock().expect("no holder panics").insert(place.group, known);
         then
     }
 
-    /// After a full member refused a write: waits until its group has other members. False: none are expected
-    /// in time.
+    /// After a full member refused a write: waits until another target has its place. False: none is expected
+    /// to have it in time.
     pub async fn is_moved(&self, s: &StripeRef, deadline: Instant) -> bool {
-        let Ok(before) = self.view(s) else { return false };
-        let group = before.group().id;
-        let members = |view: &GroupView| view.group().members.iter().map(|m| m.target).collect::<Vec<_>>();
+        let group = s.layout.pg_of_stripe(s.stripe);
         let _waiting = self.waits.begin(format!("the move of a place of {group} from a full target"));
-        while self.is_to_move(group) {
+        while let Some(target) = self.moving_from(group) {
             let Ok(now) = self.view(s) else { return false };
-            if members(&now) != members(&before) {
-                self.full.lock().expect("no holder panics").remove(&group);
+            if now.group().members.iter().all(|m| m.target != target) {
                 return true;
             }
             if self.left(deadline).is_zero() {
@@ -76,7 +77,9 @@ impl Data {
         }
         false
     }
-    fn is_to_move(&self, group: PgId) -> bool {
-        self.full.lock().expect("no holder panics").get(&group).is_some_and(|full| full.moves)
+    /// The full target whose place is to move.
+    fn moving_from(&self, group: PgId) -> Option<TargetId> {
+        let full = self.full.lock().expect("no holder panics");
+        full.get(&group).filter(|full| full.moves).map(|full| full.target)
     }
 }
