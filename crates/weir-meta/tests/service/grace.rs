@@ -76,7 +76,8 @@ fn only_volumes_of_absent_sessions_wait_after_a_restart() {
         // It may have bytes in the volume that nobody has seen.
         assert!(!is_at_once(&world, a.getattr(made.attr.ino)).await);
         assert!(!is_at_once(&world, a.lookup(ROOT, "one")).await, "the name leads there");
-        let list = ReadDir { session: a.session, cred: root(), dir: ROOT, after: 0, limit: 9, with_attrs: true };
+        let list =
+            ReadDir { session: a.session, cred: root(), dir: ROOT, after: 0, limit: 9, with_attrs: true };
         assert!(!is_at_once(&world, a.call(&list)).await, "its topmost directory is listed");
         assert!(is_at_once(&world, a.lookup(ROOT, "other")).await);
         let held_there = SetLock {
@@ -151,7 +152,8 @@ fn a_reservation_is_something_that_a_session_holds() {
         let node = start(&world).await;
         let (one, other) = make_volumes(&world).await;
         let (dead, mut a) = (Client::start(&world, "dead").await, Client::start(&world, "a").await);
-        let ask = |c: &Client, volume| ReserveQuota { session: c.session, volume, spent: 0, must: 1, want: 1 };
+        let ask =
+            |c: &Client, volume| ReserveQuota { session: c.session, volume, spent: 0, must: 1, want: 1 };
         dead.call(&ask(&dead, one.volume)).await.unwrap();
         world.kill("dead");
         let _node = restart(&world, node).await;
