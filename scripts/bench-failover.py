@@ -2,7 +2,8 @@
 """How long the metadata is away when its leader is killed: a cluster with three copies, many times.
 
 One program creates a file, writes 100 bytes and syncs it, again and again, through a mount. For each kill the
-longest such step counts. Prints the machine, the kernel and the version, then the median, the 99th percentile
+longest such step counts. With --client a client that wrote in one volume dies with the leader, and programs work in that
+client's directory, in the same volume and in another one. Prints the machine, the kernel and the version, then the median, the 99th percentile
 and the longest; ends with an error if a step failed or a file lacks its bytes.
 """
 import argparse
@@ -91,21 +92,75 @@ def measure(program: Path, kills: int, stop: bool, top: Path) -> list[float]:
         subprocess.run([str(program), "down", "--dir", str(cluster)], capture_output=True)
 
 
+def measure_with_client(program: Path, kills: int, top: Path) -> list[float]:
+    """The longest steps in another volume than the dead client's; others are printed."""
+    cluster, mount, other = top / "w", top / "m", top / "other"
+    weir(program, "up", "--dir", str(cluster), "--copies", "3", "--mount", str(mount))
+    longest: dict[str, list[float]] = {}
+    try:
+        for volume in ("used", "free"):
+            weir(program, "volume", "create", volume, "--dir", str(cluster))
+        other.mkdir()
+        for kill in range(kills):
+            # In a namespace of its own: the leader cannot see that its process is gone.
+            client = subprocess.Popen(["unshare", "-p", "-f", "--kill-child=KILL", str(program), "mount", str(other), "--dir",
+                                       str(cluster), "--name", f"other-{kill}"], stderr=subprocess.DEVNULL)
+            until(lambda: os.path.ismount(other))
+            (other / "used" / f"its{kill}").mkdir()
+            held = os.open(other / "used" / f"its{kill}" / "held", os.O_CREAT | os.O_WRONLY)
+            os.write(held, bytes(100_000))
+            for place in (f"free/d{kill}", f"used/d{kill}"):
+                (mount / place).mkdir()
+            writers = [Writer(mount / place) for place in (f"free/d{kill}", f"used/d{kill}", f"used/its{kill}")]
+            for writer in writers:
+                writer.start()
+            until(lambda: sorted(copies(program, cluster).values()) == ["current", "current", "leads"])
+            until(lambda: all(writer.written > 30 for writer in writers))
+            leader = next(node for node, state in copies(program, cluster).items() if state == "leads")
+            before = [writer.written for writer in writers]
+            for writer in writers:
+                writer.longest = 0.0
+            client.kill()
+            os.kill(json.loads((cluster / "run" / f"{leader}.pid").read_text())["pid"], 9)
+            until(lambda: all(writer.written > n + 20 or writer.error for writer, n in zip(writers, before)))
+            for writer in writers:
+                writer.stops = True
+                writer.join(60)
+                if writer.error:
+                    raise RuntimeError(f"a step failed: {writer.error}")
+            for where, writer in zip(("free", "used", "its"), writers):
+                longest.setdefault(where, []).append(writer.longest)
+            client.wait()
+            subprocess.run(["umount", "-l", str(other)], capture_output=True)
+            weir(program, "up", "--dir", str(cluster))
+        for where, what in (("used", "in the volume of the client"), ("its", "in the directory of the client")):
+            print(f"{what}: longest step p50 {statistics.median(longest[where]):.2f} s, max {max(longest[where]):.2f} s")
+        return longest["free"]
+    finally:
+        subprocess.run(["umount", "-l", str(other)], capture_output=True)
+        subprocess.run([str(program), "down", "--dir", str(cluster)], capture_output=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weir", type=Path, help="the program")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--stop", action="store_true", help="stop the leader (SIGSTOP) instead: no connection ends")
+    parser.add_argument("--client", action="store_true", help="kill a client with the leader; the other volume is measured")
     args = parser.parse_args()
     program = args.weir.resolve()
     print(f"{platform.node()}, {os.cpu_count()} cores, Linux {platform.release()}, {weir(program, '--version').strip()}")
     with tempfile.TemporaryDirectory(prefix="weir-failover-") as top:
         try:
-            found = sorted(measure(program, args.kills, args.stop, Path(top)))
+            if args.client:
+                done = measure_with_client(program, args.kills, Path(top))
+            else:
+                done = measure(program, args.kills, args.stop, Path(top))
+            found = sorted(done)
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    what = "stopped" if args.stop else "killed"
+    what = "and a client killed" if args.client else "stopped" if args.stop else "killed"
     p99 = found[min(len(found) - 1, int(len(found) * 0.99))]
     print(f"leader {what} {len(found)} times: longest step p50 {statistics.median(found):.2f} s, p99 {p99:.2f} s, "
           f"max {found[-1]:.2f} s")

@@ -1,6 +1,7 @@
 //! A whole cluster in the simulated world: each role is started as the program starts it, on its own node.
 
 use crate::Options;
+use crate::coordinators::{self, COORDINATOR, Shared, coordinator_name, is_coordinator};
 use crate::kinds::FaultKind;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,20 +13,19 @@ use std::{
     time::Duration,
 };
 use weir_client::{Client, ClientConfig, NoKernel};
-use weir_coord::{CoordConfig, Observer};
+use weir_coord::Observer;
 use weir_env::{Addr, BoxFuture, Env, Instant, sim::World};
 use weir_kv::EngineConfig;
-use weir_node::{MetaPlace, Site, StoragePlace, start_coord, start_meta, start_storage};
+use weir_node::{MetaPlace, Site, StoragePlace, start_meta, start_storage};
 use weir_proto::access::{AccessRule, Grant, IdsAre, RootIs, VolumeGrant};
 use weir_proto::coord::ClusterStatus;
 use weir_proto::copies::SetCopies;
-use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, Settings, TargetState};
-use weir_proto::{ClusterId, Error, ErrorKind, Result, RunId, TargetId};
+use weir_proto::map::{ClusterMap, MemberState, Role, Scheme, TargetState};
+use weir_proto::{Error, ErrorKind, Result, RunId, TargetId};
 use weir_rpc::{Policy, Trust};
 use weir_trust::certificate::{Certificate, Pin};
 use weir_trust::standin::StandIn;
 
-pub const COORDINATOR: &str = "coord";
 pub const META: &str = "meta";
 /// The nodes that keep the metadata: the first one founds the namespace.
 pub fn meta_name(n: usize) -> String {
@@ -73,6 +73,7 @@ pub struct Cluster {
     lost: Mutex<BTreeSet<TargetId>>,
     /// Roles whose disk may fail: they may end by themselves.
     may_end: Arc<Mutex<BTreeSet<String>>>,
+    shared: Arc<Shared>,
     /// Roles that have been started.
     founded: Mutex<BTreeSet<String>>,
     /// When the last client or mover died or began to be silent for long, in nanoseconds.
@@ -88,14 +89,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Every process gets both.
-fn coordinators() -> Vec<Addr> {
-    (0..COORDINATOR_ADDRS).map(|moves| addr(moves, "0.1")).collect()
-}
-/// The cluster id in certificates.
-const CLUSTER: ClusterId = ClusterId([7; 16]);
-const COORDINATOR_ADDRS: u32 = 2;
-
 /// A node's address after this number of moves.
 fn addr(moves: u32, host: &str) -> Addr {
     format!("tcp:10.{}.{host}:7000", moves % 250).parse().expect("an address")
@@ -105,14 +98,8 @@ impl Cluster {
     /// Founds a cluster and waits until it accepts data.
     pub async fn start_all(world: &World, options: &Options) -> Result<Cluster> {
         let may_end = Arc::default();
-        let (env, settings) = (world.node(COORDINATOR), options.clone());
-        start_role(
-            world,
-            &env,
-            &may_end,
-            COORDINATOR,
-            run_coordinator(env.clone(), settings, coordinators(), true),
-        );
+        let shared = Arc::new(Shared::new(options));
+        start_coordinator(world, &may_end, (options, &shared), 0, None);
         let env = world.node(HARNESS);
         let seen = weir_coord::Cluster::observe(
             &env,
@@ -126,6 +113,7 @@ impl Cluster {
             seen,
             lost: Mutex::default(),
             may_end,
+            shared,
             founded: Mutex::new([COORDINATOR.into()].into()),
             holder_gone: AtomicU64::new(0),
             runs_before: Mutex::default(),
@@ -138,6 +126,7 @@ impl Cluster {
         if options.faults.contains(&FaultKind::LoseTargetForGood) {
             cluster.seen.set_rebuild(REPLACED_AFTER_S).await?;
         }
+        (1..options.servers.coordinators).for_each(|n| cluster.start(&coordinator_name(n)));
         cluster.start(META);
         let first = options.storage_nodes - options.servers.late;
         (0..first).for_each(|n| cluster.start(&storage_name(n)));
@@ -168,13 +157,10 @@ impl Cluster {
             start_role(&self.world, &env, &self.may_end, name, role);
         };
         match name {
-            COORDINATOR => {
-                // At all its addresses until it has moved, then at one of them.
-                let at = lock(&self.moves)
-                    .get(name)
-                    .map(|moves| coordinators()[(moves % COORDINATOR_ADDRS) as usize].clone());
-                let listen = at.map_or_else(coordinators, |at| vec![at]);
-                start(Box::pin(run_coordinator(env.clone(), self.options.clone(), listen, new)));
+            _ if is_coordinator(name) => {
+                let n = self.shared.starts(name);
+                let moves = lock(&self.moves).get(name).copied();
+                start_coordinator(&self.world, &self.may_end, (&self.options, &self.shared), n, moves);
             }
             _ if is_meta(name) => {
                 let n = (0..self.options.servers.copies)
@@ -196,6 +182,10 @@ impl Cluster {
         }
     }
 
+    /// The state that several coordinators share.
+    pub fn coordinators(&self) -> &Arc<Shared> {
+        &self.shared
+    }
     fn note_runs(&self, name: &str) {
         let map = self.seen.map();
         let of_node = targets_of(&map, name).filter_map(|id| map.target(id));
@@ -337,7 +327,7 @@ impl Cluster {
     fn all(&self) -> Vec<String> {
         let storage = (0..self.options.storage_nodes).map(storage_name);
         let metas = (0..self.options.servers.copies).map(meta_name);
-        std::iter::once(COORDINATOR.to_string()).chain(metas).chain(storage).collect()
+        self.shared.names().into_iter().chain(metas).chain(storage).collect()
     }
     pub fn power_cut_all(&self) {
         self.all().iter().for_each(|name| self.world.power_cut(name));
@@ -369,7 +359,7 @@ impl Cluster {
             local_creates_after: Some(1),
             process,
             trust: trust(name, role, &self.options),
-            ..ClientConfig::new(coordinators(), name, name)
+            ..ClientConfig::new(coordinators::addrs(&self.options), name, name)
         };
         Client::connect(env, config, Arc::new(NoKernel)).await
     }
@@ -478,7 +468,7 @@ fn start_role(
 fn observer(name: &str, role: Role, host: &str, options: &Options) -> Observer {
     let trust = trust(name, role, options);
     Observer {
-        coordinators: coordinators(),
+        coordinators: coordinators::addrs(options),
         cluster: None,
         name: name.into(),
         role,
@@ -502,7 +492,8 @@ fn root_stays_root() -> AccessRule {
 /// A node's certificate, in runs with certificates.
 fn trust(name: &str, role: Role, options: &Options) -> Option<Arc<Trust>> {
     let (name, roles, until) = (name.to_owned(), vec![role], u64::MAX);
-    let shown = Certificate { cluster: CLUSTER, name, roles, serial: 1, until, by: Pin::default() };
+    let shown =
+        Certificate { cluster: coordinators::CLUSTER, name, roles, serial: 1, until, by: Pin::default() };
     let handshakes = Arc::new(StandIn::new(shown, Arc::new(|| 0)));
     options.servers.certificates.then(|| Arc::new(Trust::new(handshakes, Policy::default())))
 }
@@ -521,24 +512,25 @@ fn site(name: &str, role: Role, host: &str, listen: Vec<Addr>, options: &Options
     Site { observer, listen, listens: Arc::new(|| Ok(())), patience: PATIENCE }
 }
 
-async fn run_coordinator(env: Env, options: Options, listen: Vec<Addr>, new: bool) -> Result<()> {
-    let settings = Settings {
-        scheme: options.scheme,
-        cell_shift: options.cell_shift,
-        lease_ms: 5_000,
-        target_silence_ms: 3_000,
-    };
-    let config = CoordConfig {
-        settings,
-        new,
-        name: COORDINATOR.to_owned(),
-        cluster: options.servers.certificates.then_some(CLUSTER),
-        trust: trust(COORDINATOR, Role::Coordinator, &options),
-        ..CoordConfig::new(options.scheme, options.storage_nodes - options.servers.late)
-    };
-    let site = site(COORDINATOR, Role::Coordinator, "host0", listen, &options);
-    let _serves = start_coord(&env, &site, Path::new("/coord"), config).await.map_err(|e| e.error)?;
-    std::future::pending().await
+/// Starts the process of a coordinator.
+fn start_coordinator(
+    world: &World,
+    may_end: &Arc<Mutex<BTreeSet<String>>>,
+    (options, shared): (&Options, &Shared),
+    n: usize,
+    moves: Option<u32>,
+) {
+    let name = coordinator_name(n);
+    let env = world.node(&name);
+    let config = coordinators::config(options, &env, n, trust(&name, Role::Coordinator, options));
+    let listen = coordinators::listens(options, n, moves);
+    let site = site(&name, Role::Coordinator, &format!("host{n}"), listen, options);
+    if options.servers.coordinators > 1 {
+        lock(may_end).insert(name.clone()); // it ends when it leads no more
+        start_role(world, &env, may_end, &name, shared.run(world, env.clone(), site, config));
+    } else {
+        start_role(world, &env, may_end, &name, coordinators::run_alone(env.clone(), site, config));
+    }
 }
 
 /// Reports whether processes on the leader's machine are gone. Every other client runs there.

@@ -50,6 +50,10 @@ pub enum FaultKind {
     DrainTarget,
     AddTargets,
     SplitMetaWithClients,
+    KillLeadingCoordinator,
+    CutCoordinatorFromEtcd,
+    LostCasAnswer,
+    TwoCoordinators,
 }
 
 use FaultKind::*;
@@ -67,7 +71,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 47] = [
+    pub const ALL: [FaultKind; 51] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -115,6 +119,10 @@ impl FaultKind {
         DrainTarget,
         AddTargets,
         SplitMetaWithClients,
+        KillLeadingCoordinator,
+        CutCoordinatorFromEtcd,
+        LostCasAnswer,
+        TwoCoordinators,
     ];
 
     /// Kinds that may be combined with any others. Lasting damage does not pass every seed so yet (see
@@ -125,6 +133,7 @@ impl FaultKind {
             k.toll() == Toll::Lasting
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
                 || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
+                || k.needs_coordinators()
                 || matches!(k, DrainTarget | AddTargets) // only on request: older seeds keep their meaning
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
@@ -137,6 +146,11 @@ impl FaultKind {
 
     pub fn needs_copies(self) -> bool {
         matches!(self, CutMetaFromCopies | CutMetaFromCoordinator | LoseMetaDisk | SplitMetaWithClients)
+    }
+
+    /// Whether it needs several coordinators.
+    pub fn needs_coordinators(self) -> bool {
+        matches!(self, KillLeadingCoordinator | CutCoordinatorFromEtcd | LostCasAnswer | TwoCoordinators)
     }
 
     /// Its name on the command line.
@@ -187,6 +201,10 @@ impl FaultKind {
             LoseMetaDisk => "lose-meta-disk",
             LoseTargetForGood => "lose-target-for-good",
             SplitMetaWithClients => "split-meta-with-clients",
+            KillLeadingCoordinator => "kill-leading-coordinator",
+            CutCoordinatorFromEtcd => "cut-coordinator-from-etcd",
+            LostCasAnswer => "lost-cas-answer",
+            TwoCoordinators => "two-coordinators",
             DrainTarget => "drain-target",
             AddTargets => "add-targets",
         }
@@ -240,7 +258,11 @@ impl FaultKind {
             | CutMetaFromCopies
             | CutMetaFromCoordinator
             | LoseMetaDisk
-            | SplitMetaWithClients => Toll::None,
+            | SplitMetaWithClients
+            | KillLeadingCoordinator
+            | CutCoordinatorFromEtcd
+            | LostCasAnswer
+            | TwoCoordinators => Toll::None,
             // The client routes around it.
             CutClientFromTarget => Toll::None,
             // Its places stay complete while they move.

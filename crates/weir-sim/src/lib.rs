@@ -14,7 +14,9 @@ pub mod clones;
 mod cluster;
 mod concurrent_file;
 mod context;
+mod coordinators;
 pub mod coverage;
+mod etcd;
 mod faults;
 pub mod home;
 mod kinds;
@@ -108,6 +110,8 @@ pub struct Servers {
     pub certificates: bool,
     /// Number of nodes that keep the metadata.
     pub copies: usize,
+    /// Number of coordinators. Several share an etcd.
+    pub coordinators: usize,
     /// Number of storage nodes, the last ones, that join later.
     pub late: usize,
 }
@@ -133,7 +137,7 @@ impl Default for Options {
             trash: false,
             replica: false,
             limits: false,
-            servers: Servers { certificates: false, copies: 1, late: 0 },
+            servers: Servers { certificates: false, copies: 1, coordinators: 1, late: 0 },
             log: false,
         }
     }
@@ -175,6 +179,21 @@ impl Options {
         let pause_ms_max = [200, 1000, 3000][rng.below(3) as usize];
         let servers = Servers { copies, ..Options::default().servers };
         Options { faults, pause_ms_max, servers, ..Options::default() }
+    }
+}
+
+impl Options {
+    /// The same with several coordinators; the first fault is one of theirs.
+    pub fn with_coordinators(mut self, coordinators: usize, seed: u64) -> Options {
+        self.servers.coordinators = coordinators;
+        let of_coordinators: Vec<FaultKind> =
+            FaultKind::ALL.into_iter().filter(|kind| kind.needs_coordinators()).collect();
+        if coordinators > 1 {
+            let first = seed as usize % of_coordinators.len();
+            self.faults.insert(0, of_coordinators[first]);
+            self.faults.push(of_coordinators[(first + 1) % of_coordinators.len()]);
+        }
+        self
     }
 }
 

@@ -246,12 +246,16 @@ struct ClusterArgs {
     /// Nodes that keep the metadata, 1 to 3
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
     copies: u8,
+    /// Coordinators, 1 to 3; several share an etcd
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
+    coordinators: u8,
 }
 
 impl Args {
     fn options_of(&self, seed: u64) -> Options {
         let base = match &self.faults {
-            None => Options::mixed_of(seed, self.cluster.copies.into()),
+            None => Options::mixed_of(seed, self.cluster.copies.into())
+                .with_coordinators(self.cluster.coordinators.into(), seed),
             Some(Kinds(faults)) => Options { faults: faults.clone(), ..Options::default() },
         };
         let mut options = Options {
@@ -268,6 +272,7 @@ impl Args {
             servers: Servers {
                 certificates: self.cluster.certificates == Choice::Yes,
                 copies: self.cluster.copies.into(),
+                coordinators: self.cluster.coordinators.into(),
                 late: 0,
             },
             log: self.log.is_some(),

@@ -52,6 +52,9 @@ pub fn command(seed: u64, options: &Options) -> String {
     if options.servers.copies > 1 {
         words.push(format!("--copies {}", options.servers.copies));
     }
+    if options.servers.coordinators > 1 {
+        words.push(format!("--coordinators {}", options.servers.coordinators));
+    }
     words.join(" ")
 }
 

@@ -92,7 +92,7 @@ fn what_was_mended_stays_mended() {
 /// Frames are protected, and what protects them hides no damage on a disk.
 #[test]
 fn nodes_with_certificates_keep_every_promise() {
-    let servers = Servers { certificates: true, copies: 1, late: 0 };
+    let servers = Servers { certificates: true, copies: 1, coordinators: 1, late: 0 };
     keep_every_promise(68000..68006, move |seed| Options { servers, ..Options::mixed(seed) });
     keep_every_promise(68100..68103, move |_| {
         let faults = vec![FaultKind::FlipBits];
@@ -113,6 +113,20 @@ fn copies_of_the_metadata_keep_every_promise() {
 }
 
 /// Where one member alone is enough to read a stripe it is also enough to bring back what it should not.
+/// Coordinators that share an etcd: killed, cut off, without answers, and deposed without their knowledge.
+#[test]
+fn several_coordinators_keep_every_promise() {
+    let options = |seed| {
+        let faults = FaultKind::ALL.into_iter().filter(|kind| kind.needs_coordinators());
+        let base = Options { faults: faults.collect(), operations: 40, ..Options::default() };
+        match seed % 2 {
+            0 => Options::mixed_of(seed, 3).with_coordinators(3, seed),
+            _ => Options { servers: Servers { coordinators: 2, ..base.servers }, ..base },
+        }
+    };
+    keep_every_promise(5200..5210, options);
+}
+
 #[test]
 fn copies_and_as_much_parity_as_data_keep_every_promise() {
     use FaultKind::*;

@@ -83,6 +83,12 @@ pub struct State {
     pub(super) obstacles: Obstacles,
 }
 
+/// A lease term after the former leader's last possible answer; if it took long until a leader was chosen,
+/// former clients have half a term to find it.
+fn end_of_grace(led_until: Option<Instant>, now: Instant, term: Duration) -> Instant {
+    led_until.map_or(now + term, |led| (led.min(now) + term).max(now + term / 2))
+}
+
 impl State {
     /// The state of a leader that starts now.
     pub fn load(kv: &SharedKv, config: &MetaConfig, newest: CommitSeq, now: Instant) -> Result<State> {
@@ -98,7 +104,6 @@ impl State {
             snapshots = snapshot::load_all(read)?;
             Ok(())
         })?;
-        let term = Duration::from_millis(config.lease_ms.into());
         Ok(State {
             leases: LeaseTable::new((config.map_version)()),
             locks: LockTable::default(),
@@ -106,7 +111,7 @@ impl State {
             recalls: Recalls::default(),
             mounts: Mounts::new(Told::new(config.refused.clone())),
             grace_until: (!sessions.is_empty())
-                .then(|| config.led_until.map_or(now, |led| led.min(now)) + term),
+                .then(|| end_of_grace(config.led_until, now, Duration::from_millis(config.lease_ms.into()))),
             absent: None,
             checked_holds: SessionId(0),
             raised: Vec::new(),
@@ -245,5 +250,19 @@ impl State {
 
     pub fn session(&mut self, id: SessionId) -> Result<&mut Session> {
         self.sessions.get_mut(&id).ok_or_else(|| no_session(id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grace_counts_from_the_former_leader_and_leaves_time() {
+        let (term, s) = (Duration::from_secs(10), |n: u64| Instant(n * 1_000_000_000));
+        assert_eq!(end_of_grace(None, s(100), term), s(110));
+        assert_eq!(end_of_grace(Some(s(97)), s(100), term), s(107));
+        assert_eq!(end_of_grace(Some(s(101)), s(100), term), s(110), "a promise for the future");
+        assert_eq!(end_of_grace(Some(s(80)), s(100), term), s(105), "nobody led for long");
     }
 }
