@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use weir_client::{Client, Handle, NewVolume, OpenMode};
 use weir_proto::meta::Cred;
-use weir_proto::volume::{Policy, Quota};
+use weir_proto::volume::{Policy, Quota, TRASH};
 use weir_proto::{Error, ErrorKind, InodeId};
 
 pub fn root_cred() -> Cred {
@@ -70,4 +70,10 @@ pub async fn names_in(client: &Client, dir: InodeId) -> Result<Vec<String>, Erro
             return Ok(names);
         }
     }
+}
+
+/// The root directory of the trash.
+pub async fn trash_top(client: &Client) -> Result<Option<InodeId>, Error> {
+    let found = client.lookup(&root_cred(), InodeId::ROOT, TRASH).await?;
+    Ok(found.map(|stat| stat.attr.ino))
 }

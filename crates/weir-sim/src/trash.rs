@@ -6,7 +6,7 @@
 //! count in the usage and are at home like any others, and in the end, when it is emptied, all space
 //! must be returned.
 use crate::FaultKind;
-use crate::calls::{is_gone, names_in, read_whole, root_cred};
+use crate::calls::{is_gone, names_in, read_whole, root_cred, trash_top};
 use crate::client_states::ClientStates;
 use crate::context::Context;
 use crate::model::FileModel;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use weir_client::{Client, VolumeEdit};
 use weir_env::{Rng, sim::World};
 use weir_proto::meta::{FileKind, Usage};
-use weir_proto::volume::{Retention, TRASH};
+use weir_proto::volume::Retention;
 use weir_proto::{Error, InodeId, VolumeId};
 
 /// Shorter than a run.
@@ -122,16 +122,10 @@ async fn set(client: &Client, trash_s: u32) -> Result<(), Error> {
     client.change_volume(&root_cred(), VolumeId::ROOT, &edit).await.map(drop)
 }
 
-/// The root directory of the trash.
-pub async fn top(client: &Client) -> Result<Option<InodeId>, Error> {
-    let found = client.lookup(&root_cred(), InodeId::ROOT, TRASH).await?;
-    Ok(found.map(|stat| stat.attr.ino))
-}
-
 /// The usage of its content, with its root directory.
 pub async fn usage(client: &Client) -> Result<Usage, Error> {
     let mut used = Usage::default();
-    if let Some(top) = top(client).await? {
+    if let Some(top) = trash_top(client).await? {
         used = client.usage(top).await?;
         used.directories += 1;
     }
@@ -141,7 +135,7 @@ pub async fn usage(client: &Client) -> Result<Usage, Error> {
 /// Its content, each file with its directory and name. It may be emptied meanwhile.
 async fn files(client: &Client) -> Result<BTreeMap<InodeId, (InodeId, String)>, Error> {
     let mut files = BTreeMap::new();
-    let mut dirs: Vec<InodeId> = top(client).await?.into_iter().collect();
+    let mut dirs: Vec<InodeId> = trash_top(client).await?.into_iter().collect();
     while let Some(dir) = dirs.pop() {
         let names = match names_in(client, dir).await {
             Err(e) if is_gone(&e) => continue,

@@ -1,7 +1,6 @@
 //! One entry within its directory: its kind, its attributes, setting them.
 //!
 //! Invariant: neither the last name nor a name above it (`root.rs`) is followed if it is a symbolic link.
-use super::root::Keeps;
 use crate::{Attrs, Fingerprint, Found, HomePath, Outcome, Xattr, file::fault};
 use bytes::Bytes;
 use rustix::{
@@ -16,6 +15,27 @@ use weir_proto::meta::{FileKind, SYMLINK_MAX, Time, XATTR_VALUE_MAX};
 
 /// Names of all extended attributes of one thing, in bytes (the kernel's XATTR_LIST_MAX).
 const XATTR_NAMES_BYTES_MAX: usize = 65536;
+
+/// Attributes that this file system keeps for this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keeps {
+    pub(super) owners: bool,
+    /// Extended attributes that only the system's administrator sees.
+    pub(super) trusted: bool,
+    pub(super) xattrs: bool,
+    pub(super) acls: bool,
+}
+
+impl Keeps {
+    /// Whether we may set and remove an extended attribute.
+    pub(super) fn xattr(&self, name: &[u8]) -> bool {
+        match name {
+            b"system.posix_acl_access" | b"system.posix_acl_default" => self.acls,
+            b"security.capability" => self.xattrs && self.owners,
+            _ => self.xattrs && (name.starts_with(b"user.") || self.trusted && name.starts_with(b"trusted.")),
+        }
+    }
+}
 
 pub(super) struct Place {
     pub(super) dir: OwnedFd,

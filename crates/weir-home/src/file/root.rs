@@ -4,7 +4,8 @@
 //! Invariants: every path is resolved from the opened root and follows no symbolic link, so nothing outside
 //! can be reached; the root has our mark with this relation's name and the root's own inode, so a mount point
 //! without its mount, or a copy, is not taken for home. If home is only read, no mark is written or required.
-use super::{FileHomeConfig, fault, place::Place};
+use super::place::{Keeps, Place};
+use super::{FileHomeConfig, fault};
 use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
 use rustix::thread::CapabilitySet;
 use rustix::{
@@ -21,27 +22,6 @@ const LOCAL_FS: [u64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0x2FC
 /// Below PATH_MAX, with room for a longest name: longer paths are resolved in steps.
 const STEP_BYTES_MAX: usize = 3800;
 const MARK_BYTES_MAX: usize = 4096;
-
-/// Attributes that this file system keeps for this process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Keeps {
-    pub(super) owners: bool,
-    /// Extended attributes that only the system's administrator sees.
-    pub(super) trusted: bool,
-    pub(super) xattrs: bool,
-    pub(super) acls: bool,
-}
-
-impl Keeps {
-    /// Whether we may set and remove an extended attribute.
-    pub(super) fn xattr(&self, name: &[u8]) -> bool {
-        match name {
-            b"system.posix_acl_access" | b"system.posix_acl_default" => self.acls,
-            b"security.capability" => self.xattrs && self.owners,
-            _ => self.xattrs && (name.starts_with(b"user.") || self.trusted && name.starts_with(b"trusted.")),
-        }
-    }
-}
 
 pub(super) struct Root {
     fd: OwnedFd,

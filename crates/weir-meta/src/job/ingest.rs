@@ -2,12 +2,12 @@
 use crate::keys;
 use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::find_inode;
-use crate::relation::orphans::SCAN_MAX;
 use crate::relation::{changelog, ingest, store};
 use std::sync::Arc;
 use weir_proto::meta::Time;
 use weir_proto::relation::RelationId;
 use weir_proto::{Error, InodeId, Result};
+use weir_relation::orphans::SCAN_MAX;
 
 /// Ingests changes for ever; returns only the error after which the node must stop.
 pub async fn run(leader: Arc<Leader>) -> Error {

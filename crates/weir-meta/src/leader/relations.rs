@@ -3,7 +3,7 @@ use crate::keys;
 use crate::leader::Leader;
 use crate::namespace::{log, volume};
 use crate::record::Record;
-use crate::relation::record::{ConflictRecord, DirtyRange, RelationRecord};
+use crate::relation::record::{ConflictRecord, RelationRecord};
 use crate::relation::{changelog, listing, rules, store, tree};
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -11,6 +11,7 @@ use weir_env::Instant;
 use weir_proto::meta::Time;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, Result, VolumeId};
+use weir_relation::dirty::DirtyRange;
 
 /// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;

@@ -1,6 +1,5 @@
 //! Records that home is as an effect describes: remote entries, receipts and dirty ranges follow.
-use super::dirty::Apart;
-use super::record::{DirtyRange, FINISH, RemoteEntry, RemotePlace};
+use super::record::{RemoteEntry, RemotePlace};
 use super::steps::Effect;
 use super::store;
 use super::tree::{find_remote, load_change};
@@ -12,6 +11,7 @@ use weir_kv::Txn;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{FingerprintBytes, NameAction, RelationId};
 use weir_proto::{InodeId, Result};
+use weir_relation::dirty::{Apart, DirtyRange, FINISH};
 
 /// Records that home is as the effect describes.
 pub fn apply(

@@ -2,10 +2,7 @@
 //!
 //! Ranges of one file go to one mover, in order, so that home always shows a prefix. `next_work` decides; the
 //! facts are read here, and the work is recorded as assigned.
-use super::files::ExtentOut;
-use super::next_work::{Facts, Room, Work, next_work};
 use super::order::{Touch, touches};
-use super::record::FINISH;
 use super::rules::Excluded;
 use super::ship_queue::{Batch, FILES_SCANNED, ShipQueue, WorkRequest, is_in_conflict};
 use super::steps::{Effect, files_of};
@@ -17,6 +14,9 @@ use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::relation::{Expected, ExtentWork, Finish, What};
 use weir_proto::{InodeId, Result};
+use weir_relation::dirty::FINISH;
+use weir_relation::files::ExtentOut;
+use weir_relation::next_work::{Facts, Room, Work, next_work};
 
 impl ShipQueue {
     /// Ranges of files that may go now.

@@ -5,8 +5,7 @@
 //! Invariant: a change and the mark that it was ingested are one transaction, so nothing is lost or ingested
 //! twice.
 use super::changelog::{is_of_names, unproved};
-use super::dirty::{self, Apart};
-use super::record::{DirtyRange, FINISH, RelationRecord, RemotePlace};
+use super::record::{RelationRecord, RemotePlace};
 use super::rules::Excluded;
 use super::ship_queue::ShipQueue;
 use super::{apply, rules, store, tree};
@@ -17,6 +16,7 @@ use weir_kv::Txn;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{By, RelationId, What};
 use weir_proto::{Error, InodeId, Result};
+use weir_relation::dirty::{self, Apart, DirtyRange, FINISH};
 
 /// Changes ingested in one transaction.
 const INGEST_MAX: usize = 256;

@@ -6,9 +6,7 @@ use weir_proto::meta::{FileKind, Time};
 use weir_proto::part::HomeRules;
 use weir_proto::relation::{Direction, FingerprintBytes, HomeIds, RelationId};
 use weir_proto::{InodeId, VolumeId, message};
-
-/// `P/`: the offset at which "the file is complete" is pending.
-pub const FINISH: u64 = u64::MAX;
+use weir_relation::dirty::DirtyRange;
 
 message!(
     /// `r/`: a relation.
@@ -31,17 +29,6 @@ message!(
         ids: HomeIds,
         /// The user who added it.
         by: u32,
-    }
-);
-message!(
-    /// `P/`: dirty bytes from the key's offset on.
-    DirtyRange {
-        len: u64,
-        /// When the oldest of them was written.
-        since: Time,
-        /// The changes that wrote the oldest and the newest of them.
-        oldest: u64,
-        newest: u64,
     }
 );
 message!(

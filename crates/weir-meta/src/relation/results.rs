@@ -1,9 +1,8 @@
 //! Results that a mover reports: they become records, and the queue takes the work back.
-use super::files::ExtentOut;
-use super::record::{ConflictRecord, DirtyRange, FINISH, ReceiptRecord, RemoteEntry};
+use super::record::{ConflictRecord, ReceiptRecord, RemoteEntry};
 use super::ship_queue::{self, ShipQueue};
 use super::steps::{self, Step};
-use super::{apply, changelog, dirty, ingest, store, tree};
+use super::{apply, changelog, ingest, store, tree};
 use crate::keys;
 use crate::namespace::find_inode;
 use crate::record::Record;
@@ -13,6 +12,8 @@ use weir_proto::meta::FileKind::{BlockDevice, CharDevice};
 use weir_proto::meta::Time;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, Result};
+use weir_relation::dirty::{self, DirtyRange, FINISH};
+use weir_relation::files::ExtentOut;
 
 /// The sum of a report.
 #[derive(Default)]

@@ -6,10 +6,7 @@
 //! restart all of it is assigned again.
 //!
 //! Pure except for reads of the store: `queues` holds the lock, `leader::movers` has the messages.
-use super::files::Files;
-use super::listings::Listings;
 use super::order::{Before, WINDOW, is_barrier, touches};
-use super::orphans::Orphans;
 use super::record::{RelationRecord, RelocationRecord};
 use super::steps::{self, Step, held_by, moves_a_directory};
 use super::{store, tree};
@@ -22,6 +19,9 @@ use weir_kv::Read;
 use weir_proto::meta::FileKind;
 use weir_proto::relation::{ExtentWork, ListWork, NameWork, RelationId, What};
 use weir_proto::{Error, InodeId, Result, SessionId};
+use weir_relation::files::Files;
+use weir_relation::listings::Listings;
+use weir_relation::orphans::Orphans;
 
 /// Files that are checked for the next work, each time a mover asks.
 pub(super) const FILES_SCANNED: usize = 512;

@@ -1,12 +1,12 @@
 //! Records of relations: reading and changing them inside transactions.
-use super::dirty::{self, Apart, Ranges};
-use super::record::{DirtyRange, FINISH, ReceiptRecord, RelationRecord, RelocationRecord};
+use super::record::{ReceiptRecord, RelationRecord, RelocationRecord};
 use crate::keys;
 use crate::namespace::evicted;
 use crate::record::Record;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
 use weir_proto::{Error, InodeId, Result};
+use weir_relation::dirty::{self, Apart, DirtyRange, FINISH, Ranges};
 
 /// Finds a relation, unless it is being removed.
 pub fn find_relation(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {

@@ -7,7 +7,6 @@ mod memory;
 
 use crate::Cluster;
 use crate::calls::{self, root_cred};
-use crate::trash;
 pub use memory::{Change, MemoryHome, Thing};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -462,7 +461,7 @@ async fn volumes_inside(client: &Client) -> Result<BTreeSet<InodeId>> {
 /// With the volume's trash, which is not listed.
 async fn all_names_in(client: &Client, dir: InodeId) -> Result<Vec<String>> {
     let mut names = calls::names_in(client, dir).await?;
-    if dir == InodeId::ROOT && trash::top(client).await?.is_some() {
+    if dir == InodeId::ROOT && calls::trash_top(client).await?.is_some() {
         names.push(String::from_utf8_lossy(TRASH).into_owned());
     }
     Ok(names)

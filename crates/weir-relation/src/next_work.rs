@@ -2,10 +2,10 @@
 //!
 //! Pure: facts in, work out. Bytes written after a change of size wait until home has applied that. The end
 //! goes with the last range, or after it.
-use super::dirty::Ranges;
-use super::file_state::FileState;
-use super::files::ExtentOut;
-use super::parts::{self, Part};
+use crate::dirty::Ranges;
+use crate::file_state::FileState;
+use crate::files::ExtentOut;
+use crate::parts::{self, Part};
 use weir_proto::relation::EXTENT_MAX;
 
 /// A file as it is now, at a relation.
@@ -144,8 +144,8 @@ impl Plan<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relation::file_state::FileState::{Dirty, Finishing, Shipping};
-    use crate::relation::record::DirtyRange;
+    use crate::dirty::DirtyRange;
+    use crate::file_state::FileState::{Dirty, Finishing, Shipping};
     use weir_proto::SessionId;
     use weir_proto::meta::Time;
 

@@ -16,12 +16,12 @@ const FAILED_MAX: usize = 1024;
 
 #[derive(Default, Debug)]
 pub struct Listings {
-    pub(super) wanted: BTreeSet<InodeId>,
-    pub(super) out: BTreeMap<InodeId, SessionId>,
+    pub wanted: BTreeSet<InodeId>,
+    pub out: BTreeMap<InodeId, SessionId>,
     failed: BTreeMap<InodeId, (Instant, String)>,
-    pub(super) next: InodeId,
+    pub next: InodeId,
     /// The same for rescans.
-    pub(super) next_again: InodeId,
+    pub next_again: InodeId,
 }
 
 impl Listings {

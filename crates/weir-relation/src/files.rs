@@ -2,9 +2,9 @@
 //!
 //! Always holds: each state follows from the one before by the table of `file_state`. In memory only: after a
 //! restart no file is held here, and all are ahead of the sweep.
-use super::file_state::{Event, FileState};
-use super::ready::Ready;
-use super::record::FINISH;
+use crate::dirty::FINISH;
+use crate::file_state::{Event, FileState};
+use crate::ready::Ready;
 use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::{InodeId, SessionId};
 

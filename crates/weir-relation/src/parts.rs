@@ -1,6 +1,6 @@
 //! The parts of a file's dirty ranges that may be shipped, for homes that accept any range and for those that
 //! accept whole parts. Pure.
-use super::dirty::Ranges;
+use crate::dirty::Ranges;
 use weir_proto::part::part_at;
 
 /// A part to be shipped, and the newest change of it.
@@ -20,7 +20,7 @@ pub struct Due {
 }
 
 pub fn as_written(ranges: &Ranges, size: u64) -> Due {
-    let part = |(start, range): &(u64, super::record::DirtyRange)| Part {
+    let part = |(start, range): &(u64, crate::dirty::DirtyRange)| Part {
         start: *start,
         end: (start + range.len).min(size),
         newest: range.newest,
@@ -63,7 +63,7 @@ pub fn whole(ranges: &Ranges, size: u64, end: bool, truncation: u64) -> Due {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relation::record::DirtyRange;
+    use crate::dirty::DirtyRange;
     use weir_proto::MIB;
     use weir_proto::meta::Time;
 

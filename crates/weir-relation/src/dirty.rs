@@ -2,8 +2,24 @@
 //!
 //! Invariants: a byte that was written after change n is in a range whose newest change is above n, until
 //! home has it; a range in a mover's work is never merged with later ones. Pure.
-use super::record::DirtyRange;
+use weir_proto::message;
+use weir_proto::meta::Time;
 use weir_proto::relation::EXTENT_MAX;
+
+/// `P/`: the offset at which "the file is complete" is pending.
+pub const FINISH: u64 = u64::MAX;
+
+message!(
+    /// `P/`: dirty bytes from the key's offset on.
+    DirtyRange {
+        len: u64,
+        /// When the oldest of them was written.
+        since: Time,
+        /// The changes that wrote the oldest and the newest of them.
+        oldest: u64,
+        newest: u64,
+    }
+);
 
 /// The most ranges of one file; beyond, neighbours are merged and more is shipped than was written.
 pub const RANGES_MAX: usize = 512;
