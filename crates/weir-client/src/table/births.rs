@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_is_renamed_unless_an_unreported_change_has_the_name() {
+    fn a_new_file_is_renamed_onto_names_without_unreported_changes() {
         let mut log = with_names(100);
         (0..3).for_each(|_| _ = bear(&mut log, DIR, 1));
         let cred = Cred { uid: 1, gid: 1, groups: vec![] };
