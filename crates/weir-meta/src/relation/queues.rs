@@ -165,7 +165,7 @@ impl ShipQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relation::files::ExtentOut;
+    use weir_relation::files::ExtentOut;
     use weir_proto::InodeId;
 
     #[test]

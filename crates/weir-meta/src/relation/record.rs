@@ -6,7 +6,7 @@ use weir_proto::meta::{FileKind, Time};
 use weir_proto::part::HomeRules;
 use weir_proto::relation::{Direction, FingerprintBytes, HomeIds, RelationId};
 use weir_proto::{InodeId, VolumeId, message};
-use weir_relation::dirty::DirtyRange;
+pub use weir_relation::dirty::DirtyRange;
 
 message!(
     /// `r/`: a relation.
