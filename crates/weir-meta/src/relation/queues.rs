@@ -165,8 +165,8 @@ impl ShipQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_relation::files::ExtentOut;
     use weir_proto::InodeId;
+    use weir_relation::files::ExtentOut;
 
     #[test]
     fn movers_with_work_share_a_limit() {
