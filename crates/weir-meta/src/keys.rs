@@ -22,7 +22,7 @@
 //! C/<volume>/<number>     a change                                              ChangeRecord
 //! k/<volume>/<name>       up to which change a cursor has come                  u64
 //! r/<relation>            a relation                                            RelationRecord
-//! F/<relation>            its patterns and its bandwidth limit                   RulesRecord
+//! 0/<relation>            its patterns and its bandwidth limit                   RulesRecord
 //! b/<volume>/<place>      a place that backups of a volume go to                 BackupRecord
 //! B/<relation>/<dir>      a directory to be looked at, and from which cookie on u64
 //! O/<relation>/<number>   a change of names that home has not seen yet          ChangeRecord
@@ -331,7 +331,7 @@ pub fn growing(relation: RelationId, ino: InodeId) -> [u8; 13] {
     key13(b'g', relation.0, ino.0)
 }
 pub fn rules(relation: RelationId) -> [u8; 5] {
-    key5(b'F', relation.0)
+    key5(b'0', relation.0)
 }
 pub fn snapshot(volume: VolumeId, number: u32) -> [u8; 9] {
     let mut key = [b's'; 9];
@@ -469,6 +469,20 @@ mod tests {
         assert!(start <= inside && inside < end);
         assert!(name(InodeId(256), b"") >= end);
         assert_eq!(after(&[7, 255, 255]), vec![8]);
+    }
+
+    /// Two kinds of keys with one letter would be taken for each other by scans.
+    #[test]
+    fn each_kind_of_keys_has_a_letter_of_its_own() {
+        let mut letters = std::collections::BTreeSet::new();
+        for make in ["key5", "key9", "key13", "key17", "key21", "named"] {
+            let call = format!("{make}(b'");
+            for found in include_str!("keys.rs").split(&call).skip(1) {
+                let letter = found.chars().next().expect("a letter follows");
+                assert!(letters.insert(letter), "{letter:?} has two kinds of keys");
+            }
+        }
+        assert!(letters.len() > 30, "{letters:?}");
     }
 
     #[test]

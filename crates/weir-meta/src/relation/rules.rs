@@ -13,7 +13,7 @@ use weir_proto::relation::{BYTES_PER_S_MIN, RelationId, RelationRules};
 use weir_proto::{Error, InodeId, Result, VolumeId, message};
 
 message!(
-    /// `F/`: the rules of a relation.
+    /// `0/`: the rules of a relation.
     #[derive(Default)]
     RulesRecord {
         rules: RelationRules,
