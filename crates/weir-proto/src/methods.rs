@@ -185,13 +185,11 @@ mod tests {
         }
         for number in [
             1, 6, 8, 9, 10, 28, 40, 41, 42, 43, 44, 46, 50, 53, 55, 56, 64, 67, 73, 146, 155, 158, 159, 163,
-            165, 166, 171, 189, 196, 420, 421,
+            165, 166, 171, 189, 196, 420, 421, 424,
         ] {
             assert!(find(number).is_some_and(|m| m.is_administration), "{number}");
         }
-        // Those of write floors are for a metadata leader.
-        let to_others = |n: u16| (200..400).contains(&n) && !(254..256).contains(&n);
-        assert!(all().filter(|m| to_others(m.number)).all(|m| !m.is_administration));
+        assert!(all().filter(|m| (200..400).contains(&m.number)).all(|m| !m.is_administration));
     }
 
     /// Requests of a single kind of node are separate from those of clients.
@@ -221,8 +219,7 @@ mod tests {
         }
         assert_eq!(may(241), only(&[Sender::Storage, Sender::Meta]));
         // A storage node forwards requests that other nodes may send to a target.
-        let is_for_target = |n: u16| (200..300).contains(&n) && !(254..256).contains(&n);
-        let to_targets = all().filter(|method| is_for_target(method.number));
+        let to_targets = all().filter(|method| (200..300).contains(&method.number));
         assert!(to_targets.into_iter().all(|method| method.by.has(Sender::Storage)));
     }
 }

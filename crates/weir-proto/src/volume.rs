@@ -1,4 +1,4 @@
-//! Messages about volumes, to a namespace's metadata leader (methods 146, 155–159, 190–193, 254 and 255).
+//! Messages about volumes, to a namespace's metadata leader (methods 146, 155–159, 190–193, 423 and 424).
 //!
 //! A volume is a named subtree with an owner, limits and a policy of its own. Permissions: the superuser
 //! makes and deletes volumes, sets their owner and hard limits; the owner and the administrators do the rest.
@@ -243,7 +243,7 @@ message!(HeldReservation { volume: VolumeId, bytes: u64 });
 
 message!(
     /// The write floors of all volumes that have one.
-    GetWriteFloors = 254 by [Mount, Mover, Console, Operator, Auditor, User] -> WriteFloors { session: SessionId }
+    GetWriteFloors = 423 by [Mount, Mover, Console, Operator, Auditor, User] -> WriteFloors { session: SessionId }
 );
 message!(WriteFloors { floors: Vec<WriteFloor> });
 message!(
@@ -254,7 +254,7 @@ message!(
 impl Copy for WriteFloor {}
 message!(
     /// Sets a volume's write floor; 0: as many members as there are data cells.
-    SetWriteFloor = 255 by [Console, User] -> Volume { op: Op, cred: Cred, volume: VolumeId, members: u8 }
+    SetWriteFloor = 424 by [Console, User] -> Volume { op: Op, cred: Cred, volume: VolumeId, members: u8 }
 );
 
 /// Inodes that one `ScanInodes` reads: this takes the leader a moment.

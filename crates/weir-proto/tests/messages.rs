@@ -195,7 +195,7 @@ fn no_method_number_is_given_twice() {
                 "relation" if ["RelationAddWith", "RelationSet", "RelationRulesList"].contains(&name) => {
                     420..440
                 }
-                "volume" if ["GetWriteFloors", "SetWriteFloor"].contains(&name) => 254..256,
+                "volume" if ["GetWriteFloors", "SetWriteFloor"].contains(&name) => 420..440,
                 "watch" => 500..510,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,
@@ -217,7 +217,7 @@ fn the_table_of_senders_is_documented() {
     let to = |number| match number {
         44..48 => "a metadata leader",
         0..100 => "the coordinator",
-        100..200 | 254..256 | 420..440 => "a metadata leader",
+        100..200 | 420..440 => "a metadata leader",
         200..300 => "a target",
         300..400 => "a client",
         500..504 | 505 => "any process",
