@@ -28,8 +28,9 @@ const BALANCE_EVERY: Duration = Duration::from_secs(5);
 const FULL_PER_MILLE: u128 = 950;
 const NO_MORE_FULL_PER_MILLE: u128 = 930;
 
-/// A place whose target refused new data stays on the list for this long after the last refusal.
-const REFUSED_FOR: Duration = Duration::from_secs(600);
+/// A place whose target refused new data stays on the list for this long after the last refusal, and as long
+/// as the target is nearly full.
+const REFUSED_FOR: Duration = Duration::from_secs(10);
 
 /// State that a restart forgets.
 #[derive(Default)]
@@ -71,14 +72,16 @@ impl Moving {
             plan.steps = plan_balance(map, observed);
         }
         begin(map, &plan);
-        self.waiting = [full.waiting, plan.waiting].concat();
+        // Places of full targets are not among them: these targets are reported as full.
+        self.waiting = plan.waiting;
     }
 
     /// Moves of places whose targets refused new data lately.
     fn plan_full(&mut self, map: &ClusterMap, observed: &Observed, now: Instant) -> Plan {
         self.refused.retain(|(group, target), at| {
             let has_place = |g: &Group| g.members.iter().any(|m| m.target == *target);
-            now.since(*at) < REFUSED_FOR && map.group(*group).is_some_and(has_place)
+            let is_due = now.since(*at) < REFUSED_FOR || map.full.contains(target);
+            is_due && map.group(*group).is_some_and(has_place)
         });
         plan_full(map, observed, &self.refused.keys().copied().collect())
     }
