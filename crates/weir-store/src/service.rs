@@ -322,11 +322,11 @@ impl StorageNode {
             ))),
         }
     }
+    /// To a client this is as a target that is away: the node may have returned with another disk, which no
+    /// coordinator knows yet.
     pub(crate) fn target(&self, id: TargetId) -> Result<Arc<Target>> {
-        self.targets
-            .get(&id)
-            .cloned()
-            .ok_or_else(|| Error::not_found(format!("this node does not serve target {id}")))
+        let found = self.targets.get(&id).cloned();
+        found.ok_or_else(|| Error::unavailable(format!("this node does not serve target {id}")))
     }
 
     /// A request that blocks: admitted, run where blocking is allowed, answered when its commit is durable.

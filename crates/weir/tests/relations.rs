@@ -371,7 +371,8 @@ fn excluded_files_stay_away_and_the_rate_is_limited() {
     assert!(begun.elapsed().as_millis() > 4000, "20 MiB at 4 MB/s after {:?}", begun.elapsed());
     assert!(fs::read(bench.home.join("big")).unwrap() == pattern(1, 20 << 20));
     assert!(!bench.home.join("x.tmp").exists());
-    let state = bench.run_weir(&["file", "state", bench.data.join("x.tmp").to_str().unwrap()]);
+    let state = weir(&["file", "state", bench.data.join("x.tmp").to_str().unwrap()]);
+    let state = text(&state.stdout);
     assert!(state.contains("relation r1 does not copy it: its pattern \"*.tmp\" excludes it"), "{state}");
     let verified = bench.run_weir(&["relation", "verify", "r1", "--json"]);
     let verified: Value = serde_json::from_str(&verified).unwrap();

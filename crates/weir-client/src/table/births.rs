@@ -409,7 +409,7 @@ mod tests {
         assert!(!to(&mut log, 7, "other"), "it was removed");
         let batch = log.next_batch(DIR);
         let names: Vec<_> = batch.iter().map(|u| u.name.clone()).collect();
-        assert_eq!(names, [&b"fi10003e8"[..], b"new", b"fi10003ea"]);
+        assert_eq!(names, [&b"fi3e8"[..], b"new", b"fi3ea"]);
         log.put_back(DIR, batch[2..].to_vec());
         assert!(!to(&mut log, 1001, "late") && to(&mut log, 1002, "in time"));
         log.close(DIR);
