@@ -44,11 +44,11 @@ demo: build ## Detectors write to six targets, one dies; a volume streams home, 
 	target/release/weir demo
 
 # Clippy first: it finds in one minute what the tests would need ten for. One profile for all tests, so that
-# everything is compiled once; the unit tests run last and close the output with cargo's own summary.
+# everything is compiled once. scripts/run_tests.py runs several test programs at a time and ends with the summary of all.
 test: export WEIR_TEST_ALL = 1
 test: setup lint ## Format, lints and all tests; none is left out
 	cargo test --locked --workspace --doc
-	cargo test --locked --workspace --tests
+	scripts/run_tests.py
 
 # Seeds of the long run; those of `make test` are others. Applications rest so long that a run is ten minutes of simulated time, and
 # meets some 150 faults. A tenth as many runs have a home, snapshots, locks, a tree of directories and a trash, too, and as many a

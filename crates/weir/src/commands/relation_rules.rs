@@ -84,7 +84,10 @@ pub async fn rules_of(client: &Client, relation: RelationId) -> Outcome<Relation
 
 /// `500 MB/s`: as it is given.
 fn shown_rate(bytes_per_s: u64) -> String {
-    format!("{} MB/s", bytes_per_s as f64 / 1e6)
+    match bytes_per_s {
+        0..1_000_000 => format!("{} kB/s", bytes_per_s as f64 / 1e3),
+        _ => format!("{} MB/s", bytes_per_s as f64 / 1e6),
+    }
 }
 
 pub fn as_json(rules: &RelationRules) -> Value {
@@ -127,6 +130,7 @@ mod tests {
         let include = vec!["*.h5".to_owned(), "/meta/".to_owned()];
         let rules = RelationRules { include, exclude: vec![], bytes_per_s: Some(500_000_000) };
         assert_eq!(lines(&rules), ["  include     *.h5  /meta/", "  bandwidth   at most 500 MB/s"]);
+        assert_eq!(shown_rate(BYTES_PER_S_MIN), "16.384 kB/s");
         assert_eq!(lines(&RelationRules::default()), Vec::<String>::new());
     }
 }
