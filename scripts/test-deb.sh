@@ -156,7 +156,7 @@ PYTHON
 inside() {
     check "the package installs" dpkg -i /root/weir.deb
     check "the program runs" shows "weir 0." weir --version
-    check "a man page has exit statuses" shows "volume's limit is reached" man -P cat -l /usr/share/man/man1/weir-volume-create.1.gz
+    check "a man page has exit statuses" shows "a user or a group is reached" man -P cat -l /usr/share/man/man1/weir-volume-create.1.gz
     check "a man page has examples" shows "weir volume create ada --owner" man -P cat weir-volume-create
     check "the user of the package exists" getent passwd weir
     if command -v systemd-analyze >/dev/null; then
