@@ -48,6 +48,7 @@ def build(options):
 
 
 def run(program):
+    print(f"    Starting {program.package} {program.name}", flush=True)
     begun = time.monotonic()
     env = dict(os.environ, CARGO="cargo", CARGO_MANIFEST_DIR=str(program.directory))
     done = subprocess.run(
