@@ -102,7 +102,7 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
         _ if not_enumerated.is_some() => not_enumerated.unwrap_or_default(),
         Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
         None if leader.lock().grace_until.is_some() => {
-            "clients of before the restart may still come back".to_owned()
+            "clients of the former leader may still return".to_owned()
         }
         None => "the wait was longer than the caller's patience".to_owned(),
     };

@@ -75,7 +75,7 @@ impl Leader {
 pub(crate) fn too_late(waits_for: Option<InodeId>) -> Error {
     Error::deadline(match waits_for {
         Some(ino) => format!("take a snapshot: a client has not saved what it wrote to inode {ino} yet"),
-        None => "take a snapshot: another one is being taken, or clients of before a restart may come back"
+        None => "take a snapshot: another one is being taken, or clients of the former leader may return"
             .to_owned(),
     })
 }

@@ -263,6 +263,6 @@ mod tests {
         assert_eq!(end_of_grace(None, s(100), term), s(110));
         assert_eq!(end_of_grace(Some(s(97)), s(100), term), s(107));
         assert_eq!(end_of_grace(Some(s(101)), s(100), term), s(110), "a promise for the future");
-        assert_eq!(end_of_grace(Some(s(80)), s(100), term), s(105), "nobody led for long");
+        assert_eq!(end_of_grace(Some(s(80)), s(100), term), s(105), "there was no leader for long");
     }
 }

@@ -73,7 +73,7 @@ fn only_volumes_of_absent_sessions_wait_after_a_restart() {
         assert!(is_at_once(&world, a.open(mine.attr.ino, true, false)).await);
         assert!(is_at_once(&world, a.commit(mine.attr.ino, 1, 5, true)).await);
         assert!(!is_at_once(&world, a.create(other.root, "h")).await, "it may cache what is there");
-        // It may have bytes in the volume that nobody has seen.
+        // It may have unreported bytes in the volume.
         assert!(!is_at_once(&world, a.getattr(made.attr.ino)).await);
         assert!(!is_at_once(&world, a.lookup(ROOT, "one")).await, "the name leads there");
         let list =

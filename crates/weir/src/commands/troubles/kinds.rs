@@ -78,7 +78,7 @@ kinds! {
         raised "its leader gave no answer within 1.8 s" cleared "it answers"
         act "see whether its process is stopped or its disk hangs, and its log";
     "namespace-starting" Warning "metadata" delays 96: "A metadata server has just started, and files of earlier clients wait for these"
-        raised "not all clients of before its start have returned" cleared "they have, or one lease term has passed"
+        raised "a client of its predecessor has not returned" cleared "all have returned, or one lease term has passed"
         act "wait; it continues by itself";
     "copies-missing" Degraded "metadata" delays 0: "A namespace has fewer copies than it should"
         raised "a copy of its journal is down or behind" cleared "all copies are current"
