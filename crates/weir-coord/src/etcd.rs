@@ -9,6 +9,7 @@
 //! it, so it is carried out once; after a claim each write checks, in its own transaction, that the claim
 //! still holds. Knows nothing of maps: values are bytes.
 mod gateway;
+pub mod sim;
 mod value;
 
 use crate::store::{LeaseId, Revision, Store, Swap, Versioned, claim_ended, no_lease};

@@ -2,13 +2,11 @@
 //! off, and answers of etcd are lost or late. Claims: an acknowledged change stays; a status shows every
 //! change that was acknowledged before it was asked for, whichever coordinator answers; when all is well
 //! again, one leads.
-#[path = "common/fake_etcd.rs"]
-mod fake_etcd;
 
-use fake_etcd::{FakeEtcd, Way, Weather};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use weir_coord::etcd::sim::{SimEtcd, Way, Weather};
 use weir_coord::etcd::{Etcd, EtcdConfig};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Observer, lead};
 use weir_env::sim::{SimConfig, World};
@@ -26,7 +24,7 @@ const FAULTS: u64 = 10;
 #[derive(Clone)]
 struct Lab {
     world: World,
-    etcd: FakeEtcd,
+    etcd: SimEtcd,
     weather: Arc<BTreeMap<&'static str, Arc<Mutex<Weather>>>>,
     /// Changes that were acknowledged.
     stands: Arc<Mutex<BTreeSet<String>>>,
@@ -73,7 +71,7 @@ impl Lab {
     fn new(seed: u64) -> Lab {
         Lab {
             world: World::new(seed, SimConfig::default()),
-            etcd: FakeEtcd::default(),
+            etcd: SimEtcd::default(),
             weather: Arc::new(COORDINATORS.map(|name| (name, Arc::default())).into()),
             stands: Arc::default(),
             statuses: Arc::default(),

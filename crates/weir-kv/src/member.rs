@@ -19,7 +19,7 @@ use crate::mark::{Begun, Mark};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use weir_env::BoxFuture;
+use weir_env::{BlocksHere, BoxFuture};
 use weir_proto::{Epoch, Error, Result};
 
 /// A record in the form for other copies.
@@ -96,6 +96,12 @@ impl Engine {
         self.core.apply_all(epoch, entries)?;
         self.core.journal.flush()?;
         Ok(self.epochs().last().min(self.synced()))
+    }
+
+    /// Permission to call [`Engine::apply_and_sync`] on a thread that has other work. None: the disk is slow, or
+    /// too many threads block already.
+    pub fn sync_here(&self) -> Option<BlocksHere> {
+        self.core.journal.is_quick().then(|| self.core.env.tasks.block_here()).flatten()
     }
 
     /// The leader reports that every copy keeps the records up to `durable`.

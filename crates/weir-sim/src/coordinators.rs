@@ -2,12 +2,12 @@
 //!
 //! Several run as units of systemd do: a process that ends, because it leads no more, is started again.
 use crate::Options;
-use crate::etcd::{SimEtcd, Way, Weather};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_coord::CoordConfig;
+use weir_coord::etcd::sim::{SimEtcd, Way, Weather};
 use weir_coord::etcd::{Etcd, EtcdConfig};
 use weir_coord::identity::check_coordinator;
 use weir_env::sim::World;

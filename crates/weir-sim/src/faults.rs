@@ -6,7 +6,6 @@
 use crate::client_states::{LEAVES, client_name};
 use crate::cluster::{Cluster, HARNESS, META, TARGET_DIR, is_meta, meta_name, storage_name};
 use crate::coordinators::{is_coordinator, start_ended};
-use crate::etcd::Weather;
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
 use crate::workload::Workload;
 use crate::{Options, attend};
@@ -19,6 +18,7 @@ use std::{
     },
     time::Duration,
 };
+use weir_coord::etcd::sim::Weather;
 use weir_coord::identity::IDENTITY_FILE;
 use weir_env::{
     Disk, Instant, Rng,

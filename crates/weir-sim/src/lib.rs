@@ -16,7 +16,6 @@ mod concurrent_file;
 mod context;
 mod coordinators;
 pub mod coverage;
-mod etcd;
 mod faults;
 pub mod home;
 mod kinds;

@@ -20,6 +20,9 @@ use weir_rpc::{Call, Connection, Handled, Reply};
 /// The leader reads a part of its state from its disk.
 const FETCH_PATIENCE: Duration = Duration::from_secs(30);
 
+/// More records than this are applied by a thread of their own: they take longer than a thread switch.
+const RECORDS_HERE_MAX: usize = 64;
+
 /// A follower's copy of the journal.
 #[derive(Clone)]
 pub struct Follower(Arc<Inner>);
@@ -94,7 +97,7 @@ impl Follower {
             JournalCutBack::METHOD => {
                 Box::pin(async move { inner.cut_back(&call.decode()?, call.connection).await })
             }
-            JournalAppend::METHOD => Box::pin(async move { inner.append(&call.decode()?, &call).await }),
+            JournalAppend::METHOD => return Some(inner.append(call)),
             JournalRight::METHOD => Box::pin(async move { inner.right(&call.decode()?) }),
             _ => return None,
         };
@@ -185,21 +188,32 @@ impl Inner {
         Ok(())
     }
 
-    async fn append(&self, append: &JournalAppend, call: &Call) -> Result<Reply> {
-        let engine = self.engine(append.namespace)?;
-        let records = append.split(&call.payload)?;
-        let entries: Vec<Entry> = records
-            .into_iter()
-            .map(|(seq, epoch, body)| Entry { seq: CommitSeq(seq), epoch, body })
-            .collect();
-        let worker = engine.clone();
+    /// On this thread if the disk is quick: that saves three thread switches before the leader has its answer.
+    fn append(self: Arc<Self>, call: Call) -> Handled {
+        let begun = || {
+            let append: JournalAppend = call.decode()?;
+            let engine = self.engine(append.namespace)?;
+            let entries = entries(&append, &call.payload)?;
+            Ok((append, engine, entries))
+        };
+        let (append, engine, entries) = match begun() {
+            Ok(begun) => begun,
+            Err(e) => return Handled::Now(Err(e)),
+        };
         let (epoch, durable) = (append.epoch, CommitSeq(append.durable));
+        let worker = engine.clone();
         let applied = move || {
             worker.tell_durable(epoch, durable)?; // first: then older records can be freed
             worker.apply_and_sync(epoch, &entries)
         };
-        let kept = self.env.tasks.blocking(applied).await?;
-        self.kept(&engine, append.epoch, kept)
+        let few = append.records.len() <= RECORDS_HERE_MAX;
+        if let Some(_here) = few.then(|| engine.sync_here()).flatten() {
+            return Handled::Now(applied().and_then(|kept| self.kept(&engine, epoch, kept)));
+        }
+        Handled::Later(Box::pin(async move {
+            let kept = self.env.tasks.blocking(applied).await?;
+            self.kept(&engine, epoch, kept)
+        }))
     }
 
     fn right(&self, asked: &JournalRight) -> Result<Reply> {
@@ -218,6 +232,11 @@ impl Inner {
         copy.promise.give(self.env.clock.now());
         Ok(Reply::new(&JournalKept { kept: kept.0 }))
     }
+}
+
+fn entries(append: &JournalAppend, payload: &bytes::Bytes) -> Result<Vec<Entry>> {
+    let records = append.split(payload)?.into_iter();
+    Ok(records.map(|(seq, epoch, body)| Entry { seq: CommitSeq(seq), epoch, body }).collect())
 }
 
 fn to_wire(epochs: &Epochs) -> JournalEpochs {

@@ -1,11 +1,12 @@
-//! An etcd of the simulated world: what the store uses of its JSON gateway, linearizable, with faults of its
-//! network.
+//! An etcd of the simulated world, for the simulator and for tests: the part of its JSON gateway that
+//! coordinators use, with faults of its network.
+use super::gateway::{Answer, Failure, Transport};
+use super::value::{Body, Stored};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_coord::etcd::{Answer, Failure, Transport};
 use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::Error;
 
@@ -36,16 +37,16 @@ struct Kept {
     lease: u64,
 }
 
-/// Cheap to clone.
+/// Linearizable, and always there; requests to it and answers may be lost or late. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct FakeEtcd(Arc<Mutex<State>>);
+pub struct SimEtcd(Arc<Mutex<State>>);
 
 /// The way of one coordinator to it.
 pub struct Way {
     pub env: Env,
-    /// Of etcd's own machine: what has arrived there is carried out, whatever becomes of the coordinator.
+    /// Of etcd's own machine: a request that has arrived there is carried out, also if the coordinator dies.
     pub etcd_env: Env,
-    pub etcd: FakeEtcd,
+    pub etcd: SimEtcd,
     pub weather: Arc<Mutex<Weather>>,
 }
 
@@ -58,7 +59,7 @@ impl Transport for Way {
         patience: Duration,
     ) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            let weather = *self.weather.lock().unwrap();
+            let weather = *self.weather.lock().unwrap_or_else(PoisonError::into_inner);
             let silent = || Failure::Silent("no answer".into());
             let pause = || Duration::from_millis(self.env.rng.below(weather.delay_ms + 1));
             if weather.cut {
@@ -84,16 +85,19 @@ impl Transport for Way {
     }
 }
 
-impl FakeEtcd {
-    /// What is under a key, without its envelope.
+impl SimEtcd {
+    /// The value of a key; none if it is in parts.
     pub fn value(&self, key: &str) -> Option<String> {
-        let state = self.0.lock().unwrap();
-        let bytes = BASE64.decode(&state.keys.get(key)?.value).unwrap();
-        Some(String::from_utf8_lossy(&bytes[18..]).into_owned())
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = BASE64.decode(&state.keys.get(key)?.value).ok()?;
+        match Stored::decode(&bytes).ok()?.body {
+            Body::Whole(value) => Some(String::from_utf8_lossy(&value).into_owned()),
+            Body::InParts { .. } => None,
+        }
     }
 
     fn state(&self, now: Instant) -> MutexGuard<'_, State> {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ended: Vec<u64> =
             state.leases.iter().filter(|(_, (_, ends))| *ends <= now).map(|(id, _)| *id).collect();
         ended.into_iter().for_each(|id| state.end(id));
