@@ -98,8 +98,8 @@ impl Engine {
         Ok(self.epochs().last().min(self.synced()))
     }
 
-    /// Permission to call [`Engine::apply_and_sync`] on a thread that has other work. None: the disk is slow, or
-    /// too many threads block already.
+    /// Permission to call [`Engine::apply_and_sync`] on a thread that has other work. None: the disk is slow,
+    /// or too many threads block already.
     pub fn sync_here(&self) -> Option<BlocksHere> {
         self.core.journal.is_quick().then(|| self.core.env.tasks.block_here()).flatten()
     }

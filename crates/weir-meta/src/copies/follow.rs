@@ -188,7 +188,7 @@ impl Inner {
         Ok(())
     }
 
-    /// On this thread if the disk is quick: that saves three thread switches before the leader has its answer.
+    /// On this thread if the disk is quick: three thread switches less before the leader has its answer.
     fn append(self: Arc<Self>, call: Call) -> Handled {
         let begun = || {
             let append: JournalAppend = call.decode()?;
