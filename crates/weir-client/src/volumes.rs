@@ -193,10 +193,11 @@ impl Client {
         let cluster = &self.inner.data.cluster;
         let scheme = policy.scheme.unwrap_or(cluster.map().settings.scheme);
         let deadline = self.inner.deadline();
+        let is_away = |e: &Error| matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline);
         loop {
             match cluster.make_groups(policy.pool.clone(), scheme).await {
                 // The coordinator is away, or was while it answered. Asking twice does no harm.
-                Err(e) if e.kind == ErrorKind::Unavailable && self.inner.env.clock.now() < deadline => {
+                Err(e) if is_away(&e) && self.inner.env.clock.now() < deadline => {
                     self.inner.env.clock.sleep(COORDINATOR_PAUSE).await;
                 }
                 made => return made.map(drop),
