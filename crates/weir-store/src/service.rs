@@ -47,6 +47,8 @@ const SUSPECTS_MAX: usize = 4096;
 
 mod agree;
 mod overlays;
+mod tail;
+mod under_way;
 
 pub use overlays::{down_mask, sequencer};
 
@@ -83,9 +85,11 @@ pub(crate) struct Target {
     pub refill: Mutex<crate::refilled::Refill>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
+    /// Overlay logs that were compared with others' copies since the start.
+    pub tails: tail::Tails,
     /// Overlays that were numbered here, or are about to be, and are not yet known to be on all keepers or on
     /// none.
-    under_way: overlays::UnderWay,
+    under_way: under_way::UnderWay,
     /// Permits for stripe repairs, shared by all groups.
     pub repairs: Semaphore,
     pub scrubber: Scrubber,
@@ -177,7 +181,7 @@ impl StorageNode {
                 recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
                 suspects: Mutex::default(),
                 settled: Mutex::default(),
-                under_way: overlays::UnderWay::default(),
+                under_way: under_way::UnderWay::default(),
                 truncations_of: Mutex::default(),
                 forgetting: Mutex::default(),
                 forgotten: Mutex::default(),
@@ -185,6 +189,7 @@ impl StorageNode {
                 agreement: Mutex::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
                 scrubber: Scrubber::default(),
+                tails: tail::Tails::default(),
                 comparer: Comparer::default(),
                 pace: Pace::default(),
             };
