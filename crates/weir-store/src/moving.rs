@@ -260,6 +260,7 @@ impl StorageNode {
                             pass.copied += 1;
                             bytes_copied += bytes;
                             lock(&coming.to).seen(group, Some(bytes));
+                            coming.to.copied.add(bytes);
                         }
                         Err(e) => pass.problem = Some(e),
                     }

@@ -30,7 +30,7 @@ use weir_proto::{
     CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
 };
 use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
-use weir_watch::{Object, Reason};
+use weir_watch::{Counter, Object, Reason};
 
 /// How long a request with a newer epoch waits for the map that explains it.
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
@@ -96,6 +96,8 @@ pub(crate) struct Target {
     pub comparer: Comparer,
     /// Rate at which this target copies cells from other members.
     pub pace: Pace,
+    /// Bytes of places that came here, copied or rebuilt.
+    pub copied: Counter,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -187,11 +189,12 @@ impl StorageNode {
                 forgotten: Mutex::default(),
                 refill: Mutex::default(),
                 agreement: Mutex::default(),
+                tails: tail::Tails::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
                 scrubber: Scrubber::default(),
-                tails: tail::Tails::default(),
                 comparer: Comparer::default(),
                 pace: Pace::default(),
+                copied: env.watch.counter("weir_store_copied_bytes_total", ("target", &id.to_string())),
             };
             opened.insert(id, Arc::new(target));
         }
