@@ -622,7 +622,7 @@ pub fn in_doubt(read: &dyn Read, group: PgId, seals: bool) -> Result<Vec<(CellId
     }
     Ok(found)
 }
-fn same_write(a: &Overlay, b: &Overlay) -> bool {
+pub(crate) fn same_write(a: &Overlay, b: &Overlay) -> bool {
     (a.offset, a.len, a.kind, a.crc) == (b.offset, b.len, b.kind, b.crc)
 }
 

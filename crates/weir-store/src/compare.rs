@@ -1,6 +1,6 @@
 //! When a target compares its versions with those of the other members, and what it found.
 //!
-//! Once a day, from an hour after the start on, or on request. A pass does not continue after a restart: it
+//! Once a day, from a minute after the start on, or on request. A pass does not continue after a restart: it
 //! reads few bytes of files, so it costs little.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use weir_proto::data::{ComparePass, CompareReport};
 
 /// From the beginning of one pass to the beginning of the next.
 const EVERY: Duration = Duration::from_secs(24 * 3600);
-/// From the start of the process to the first pass.
-const FIRST_AFTER: Duration = Duration::from_secs(3600);
+/// From the start of the process to the first pass: a target that lost the end of its index is found early.
+const FIRST_AFTER: Duration = Duration::from_secs(60);
 /// One stripe of this number is encoded again in a pass, another one each time.
 const SAMPLE: u64 = 1000;
 

@@ -223,6 +223,7 @@ impl StorageNode {
         self.take_fences_of(&coming.to, coming.from, vec![at]).await?;
         self.peers.place_copied(coming.said(coming.closed)).await?;
         if coming.closed {
+            coming.to.tails.note_group(coming.scope.group);
             lock(&coming.to).end(coming.scope.group);
             tracing::info!(
                 "{} has the place of {} in {}",
@@ -259,6 +260,7 @@ impl StorageNode {
                             pass.copied += 1;
                             bytes_copied += bytes;
                             lock(&coming.to).seen(group, Some(bytes));
+                            coming.to.copied.add(bytes);
                         }
                         Err(e) => pass.problem = Some(e),
                     }

@@ -146,6 +146,7 @@ impl StorageNode {
                             copied += bytes.unwrap_or(0);
                             pass.repaired += usize::from(bytes.is_some());
                             lock(target).seen(group, bytes);
+                            target.copied.add(bytes.unwrap_or(0));
                         }
                         // A seal or a writer was faster, or a peer does not answer.
                         Err(e) => {

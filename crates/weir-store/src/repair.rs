@@ -21,43 +21,19 @@ use crate::service::{Acting, STRIPES_AT_ONCE, StorageNode, Target, sequencer};
 use crate::store::{FragmentWrite, Install};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::Semaphore;
+use std::sync::{Arc, PoisonError};
 use weir_env::BoxFuture;
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
 use weir_proto::map::{Group, MemberState};
-use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
+use weir_proto::{CellId, Epoch, Error, FileId, Result, Seq, Version};
+
+mod rounds;
 
 /// Cells in one listing. Listings of all groups in parallel take as much memory as one of 2048 cells did
 /// sequentially.
 const LIST_LIMIT: u32 = 256;
-
-/// Groups of a target repaired in parallel: most have missed little, so a group costs round trips rather than
-/// bytes.
-const GROUPS_AT_ONCE: usize = 8;
-
-/// The groups of a target that are repaired in one round.
-struct Round {
-    todo: Mutex<Vec<Acting>>,
-    /// Repaired, and not yet reported to the coordinator.
-    repaired: Mutex<Vec<(PgId, Epoch)>>,
-    /// Held by the task that reports.
-    report: Semaphore,
-    caught_up: AtomicUsize,
-}
-
-impl Round {
-    fn next(&self) -> Option<Acting> {
-        lock(&self.todo).pop()
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The state of one stripe at the peers and at this target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,100 +99,6 @@ pub(crate) struct Rebuilt {
 }
 
 impl StorageNode {
-    /// Repairs every group in which a target of this node is behind, several in parallel. Returns the number
-    /// of groups that caught up.
-    pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> usize {
-        let mut behind = self.behind(target);
-        if behind.is_empty() {
-            return 0;
-        }
-        // Fences first: those that are raised meanwhile are among the truncations.
-        self.take_fences(target, &mut behind).await;
-        let silent = self.learn_truncations(target, &behind).await;
-        behind.retain(|acting| !acting.group().members.iter().any(|m| silent.contains(&m.target)));
-        behind.reverse(); // taken from the end
-        let lanes = behind.len().min(GROUPS_AT_ONCE);
-        let round = Round {
-            todo: Mutex::new(behind),
-            repaired: Mutex::default(),
-            report: Semaphore::new(1),
-            caught_up: AtomicUsize::new(0),
-        };
-        let lane = |_| Box::pin(self.repair_lane(target, &round)) as BoxFuture<'_, ()>;
-        join_all((0..lanes).map(lane).collect()).await;
-        round.caught_up.into_inner()
-    }
-
-    /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
-    async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
-        while let Some(acting) = round.next() {
-            if self.repair_and_report(target, round, &acting).await
-                && acting.group().members[acting.position].is_filled(acting.map.level)
-                && let Some(rest) = self.filled_before(target, acting.scope.group).await
-            {
-                self.repair_and_report(target, round, &rest).await;
-            }
-        }
-    }
-
-    async fn repair_and_report(&self, target: &Arc<Target>, round: &Round, acting: &Acting) -> bool {
-        let group = acting.group();
-        match self.repair_group(acting).await {
-            Ok(()) => {
-                lock(&round.repaired).push((group.id, group.epoch));
-                self.report_repaired(target, round).await;
-                true
-            }
-            Err(e) => {
-                tracing::debug!(group = %group.id, "repair: {e}");
-                false
-            }
-        }
-    }
-
-    /// The place after it was filled: seals wait from now on, so what was written meanwhile is repaired at
-    /// once. `None`: in the next round.
-    async fn filled_before(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
-        let mut rest = self.behind(target);
-        rest.retain(|a| a.scope.group == group && !a.group().members[a.position].is_filled(a.map.level));
-        let silent = self.learn_truncations(target, &rest).await;
-        rest.pop().filter(|a| !a.group().members.iter().any(|m| silent.contains(&m.target)))
-    }
-
-    /// Reports all groups that were repaired during the previous report: the coordinator makes one change of
-    /// the map for all of them, and every change of the map goes to every node.
-    async fn report_repaired(&self, target: &Arc<Target>, round: &Round) {
-        let _turn = round.report.acquire().await.expect("never closed");
-        let repaired = std::mem::take(&mut *lock(&round.repaired));
-        let say = |(group, epoch): &(PgId, Epoch)| self.peers.caught_up(target.store.target, *group, *epoch);
-        let answers = join_all(repaired.iter().map(say).collect()).await;
-        for ((group, _), answer) in repaired.iter().zip(answers) {
-            match answer {
-                Ok(_) => drop(round.caught_up.fetch_add(1, Ordering::Relaxed)),
-                // The group has a new epoch: the next round checks again.
-                Err(e) if e.kind == ErrorKind::Stale => tracing::debug!(%group, "report a repair: {e}"),
-                Err(e) => {
-                    tracing::warn!(target_id = %target.store.target, %group, "report a repair: {e}");
-                    // Without a coordinator further repairs cannot be reported, and would only delay the
-                    // target's other work.
-                    lock(&round.todo).clear();
-                }
-            }
-        }
-    }
-
-    /// The places where the target is behind.
-    fn behind(&self, target: &Arc<Target>) -> Vec<Acting> {
-        let map = self.peers.map();
-        let place = |group: &Group| {
-            let position = group.members.iter().position(|m| m.target == target.store.target)?;
-            let (scope, map) = (Scope::at(group, position), map.clone());
-            let is_behind = group.members[position].state == MemberState::Behind;
-            is_behind.then(|| Acting { target: target.clone(), scope, map, position })
-        };
-        map.groups.iter().filter_map(place).collect()
-    }
-
     async fn repair_group(&self, acting: &Acting) -> Result<()> {
         let group = acting.group();
         let since = group.members[acting.position].complete_since();

@@ -1,5 +1,6 @@
 //! Background work of a storage node: settle, seal, repair, rebuild damage, return space. One loop, one thing
-//! at a time per target, so that it never takes more than a share of the node.
+//! at a time per target, so that it never takes more than a share of the node. Repairs of members have a task
+//! for each target: one may take hours, and seals continue meanwhile.
 use crate::cells::Scope;
 use crate::comparing::compare;
 use crate::scrubbing::scrub;
@@ -8,7 +9,7 @@ use crate::service::{StorageNode, Target};
 use crate::spill::SPILL_AT_BYTES;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
-use weir_env::{BoxFuture, Instant, Tasks};
+use weir_env::{BoxFuture, Clock, Instant, Tasks};
 use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
@@ -29,7 +30,8 @@ impl StorageNode {
             self.env.tasks.spawn("spill", spill(tasks, target.clone()));
             let (clock, node) = (self.env.clock.clone(), Arc::downgrade(&self));
             self.env.tasks.spawn("scrub", scrub(clock.clone(), node.clone(), target.clone()));
-            self.env.tasks.spawn("compare", compare(clock, node, target));
+            self.env.tasks.spawn("compare", compare(clock.clone(), node.clone(), target.clone()));
+            self.env.tasks.spawn("repair", repair(clock, node, target));
         }
         let mut settled: Option<Instant> = None;
         loop {
@@ -62,8 +64,14 @@ impl StorageNode {
     }
     async fn round_of_unboxed(&self, target: weir_proto::TargetId, settle: bool) -> bool {
         match self.targets.get(&target) {
-            Some(target) => self.round(target, settle).await,
-            None => false,
+            Some(target) if target.store.usable().is_ok() => {
+                if settle {
+                    self.settle_round(target).await;
+                }
+                let repaired = self.repair_round(target).await > 0;
+                self.round(target, false).await || repaired
+            }
+            _ => false,
         }
     }
 
@@ -72,10 +80,9 @@ impl StorageNode {
             return false;
         }
         let log = |what: &str, e: weir_proto::Error| tracing::warn!(target_id = %target.store.target, "{what}: {e}");
-        if settle && let Err(e) = self.settle(target).await {
-            log("settle versions in doubt", e);
+        if settle {
+            self.settle_round(target).await;
         }
-        let repaired = self.repair_round(target).await;
         if let Err(e) = self.agree_round(target).await {
             log("bring overlay logs into line", e);
         }
@@ -100,7 +107,13 @@ impl StorageNode {
         if let Err(e) = self.env.tasks.blocking(move || returning.store.reclaim()).await {
             log("return space", e);
         }
-        repaired + sealed > 0
+        sealed > 0
+    }
+
+    async fn settle_round(&self, target: &Arc<Target>) {
+        if let Err(e) = self.settle(target).await {
+            tracing::warn!(target_id = %target.store.target, "settle versions in doubt: {e}");
+        }
     }
 }
 
@@ -123,6 +136,20 @@ impl StorageNode {
             target.settled.lock().unwrap_or_else(PoisonError::into_inner).insert(group.id, group.epoch);
         }
         Ok(())
+    }
+}
+
+/// Repairs the target's places that are behind until the node ends.
+async fn repair(clock: Clock, node: Weak<StorageNode>, target: Weak<Target>) {
+    while let Some((node, target)) = node.upgrade().zip(target.upgrade()) {
+        let repaired = match target.store.usable() {
+            Ok(()) => node.repair_round(&target).await,
+            Err(_) => 0,
+        };
+        drop((node, target));
+        if repaired == 0 {
+            clock.sleep(ROUND_PAUSE).await;
+        }
     }
 }
 

@@ -303,6 +303,12 @@ impl StorageNode {
         let stats = self.stat_all(&acting, file, stripe).await;
         let stats: Vec<CellStat> = stats.into_iter().collect::<Result<_>>()?;
         let base = stats.iter().map(|stat| stat.base).max().unwrap_or_default();
+        // It may have lost the end of its index: its older bytes would become those of the stripe.
+        if stats.iter().any(|stat| stat.base != base && !stat.prepared.contains(&base)) {
+            return Err(Error::unavailable(format!(
+                "seal of stripe {first}: a member lacks version {base}, seal later"
+            )));
+        }
         let version = version_of(&stats, token_epoch(target, &scope, file, stripe)?).ok_or_else(|| {
             Error::unavailable(format!("seal of stripe {first}: a version is in doubt, seal later"))
         })?;

@@ -30,7 +30,7 @@ use weir_proto::{
     CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
 };
 use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
-use weir_watch::{Object, Reason};
+use weir_watch::{Counter, Object, Reason};
 
 /// How long a request with a newer epoch waits for the map that explains it.
 const MAP_PATIENCE: Duration = Duration::from_secs(3);
@@ -47,6 +47,8 @@ const SUSPECTS_MAX: usize = 4096;
 
 mod agree;
 mod overlays;
+mod tail;
+mod under_way;
 
 pub use overlays::{down_mask, sequencer};
 
@@ -83,15 +85,19 @@ pub(crate) struct Target {
     pub refill: Mutex<crate::refilled::Refill>,
     /// Overlay logs that may differ from others' copies.
     agreement: Mutex<agree::Agreement>,
+    /// Overlay logs that were compared with others' copies since the start.
+    pub tails: tail::Tails,
     /// Overlays that were numbered here, or are about to be, and are not yet known to be on all keepers or on
     /// none.
-    under_way: overlays::UnderWay,
+    under_way: under_way::UnderWay,
     /// Permits for stripe repairs, shared by all groups.
     pub repairs: Semaphore,
     pub scrubber: Scrubber,
     pub comparer: Comparer,
     /// Rate at which this target copies cells from other members.
     pub pace: Pace,
+    /// Bytes of places that came here, copied or rebuilt.
+    pub copied: Counter,
 }
 
 /// Stripes with overlays logged here lately whose seal this target leads.
@@ -177,16 +183,18 @@ impl StorageNode {
                 recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
                 suspects: Mutex::default(),
                 settled: Mutex::default(),
-                under_way: overlays::UnderWay::default(),
+                under_way: under_way::UnderWay::default(),
                 truncations_of: Mutex::default(),
                 forgetting: Mutex::default(),
                 forgotten: Mutex::default(),
                 refill: Mutex::default(),
                 agreement: Mutex::default(),
+                tails: tail::Tails::default(),
                 repairs: Semaphore::new(STRIPES_AT_ONCE),
                 scrubber: Scrubber::default(),
                 comparer: Comparer::default(),
                 pace: Pace::default(),
+                copied: env.watch.counter("weir_store_copied_bytes_total", ("target", &id.to_string())),
             };
             opened.insert(id, Arc::new(target));
         }

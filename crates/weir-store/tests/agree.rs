@@ -45,6 +45,8 @@ const SILENT: [&[u32]; 4] = [&[], &[4], &[5], &[4, 5]];
 
 /// Logs an overlay at its sequencer and all mirrors but the silent ones; then its process ends.
 async fn half_mirrored(world: &Arc<World>, silent: &[u32], seq: u64) {
+    // Its log is compared before that, as after each start.
+    world.rounds(1..2).await;
     world.silent.lock().unwrap().extend(silent.iter().map(|t| TargetId(*t)));
     let bytes = bytes_of(2, 20_000);
     let logged = async {
@@ -143,5 +145,89 @@ async fn empty_fragments_take_a_fresh_stripe_back() {
         world.stripe(stripe, Version::new(1, 4), &[const { Vec::new() }; 4]).await.unwrap();
         world.check(stripe, &Model::new().0, "taken back").await;
         world.full.lock().unwrap().clear();
+    }
+}
+
+/// Every process ends; these targets start with an older state of theirs, and the coordinator sees nothing of
+/// it: all members are current.
+async fn restarted_with(world: &Arc<World>, old: &[(TargetId, Copy)]) {
+    world.restart().await;
+    for (id, copy) in old {
+        world.put_back(*id, copy).await;
+    }
+    world.restart().await;
+    world.set_state(TargetId(0), MemberState::Current);
+}
+
+/// The cell's sequencer and parity targets: at most as many as may be lost.
+const ROLLED_BACK: [&[u32]; 4] = [&[1], &[4], &[1, 4], &[1, 5]];
+
+#[tokio::test]
+async fn a_sequencer_that_went_back_adopts_what_others_have() {
+    for (rolled_back, writes_first) in ROLLED_BACK.into_iter().flat_map(|r| [(r, true), (r, false)]) {
+        let world = World::new(EC).await;
+        let mut model = Model::new();
+        model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+        let old: Vec<_> =
+            rolled_back.iter().map(|id| (TargetId(*id), world.copy_of(TargetId(*id)))).collect();
+        // Acknowledged, in the index and on slabs.
+        model.overlay(&world, 0, 1, 3000, &bytes_of(2, 700)).await;
+        model.overlay(&world, 0, 1, 20_000, &bytes_of(3, 30_000)).await;
+        restarted_with(&world, &old).await;
+        if writes_first {
+            model.overlay(&world, 0, 1, 40_000, &bytes_of(4, 400)).await;
+        }
+        world.rounds(0..6).await;
+        world.check(0, &model.0, &format!("{rolled_back:?} went back, a write first: {writes_first}")).await;
+        model.overlay(&world, 0, 1, 3500, &bytes_of(5, 900)).await;
+        world.seal(cell(0, 0).file).await.unwrap();
+        world.check(0, &model.0, "sealed").await;
+    }
+}
+
+#[tokio::test]
+async fn a_parity_that_went_back_numbers_after_the_other_one() {
+    let world = World::new(EC).await;
+    let mut model = Model::new();
+    model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+    let old = [(TargetId(4), world.copy_of(TargetId(4)))];
+    model.overlay(&world, 0, 1, 3000, &bytes_of(2, 700)).await;
+    world.lose(TargetId(1)).await;
+    restarted_with(&world, &old).await;
+    // The data target does not return, so the parity is the sequencer.
+    world.dead.lock().unwrap().insert(TargetId(1));
+    model.overlay(&world, 0, 1, 9000, &bytes_of(3, 700)).await;
+    world.rounds(0..6).await;
+    let decoded = world.decode(0, 1, &[1, 4]).await;
+    assert!(decoded == model.0[1] && world.decode(0, 1, &[1, 5]).await == decoded);
+    world.bring_back(TargetId(1)).await;
+    world.rounds(0..6).await;
+    world.check(0, &model.0, "after its return").await;
+}
+
+#[tokio::test]
+async fn a_seal_that_a_member_lost_is_made_good_before_the_next() {
+    for rolled_back in ROLLED_BACK {
+        let world = World::new(EC).await;
+        let mut model = Model::new();
+        model.fresh(&world, 0, 7).await;
+        model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+        let old: Vec<_> =
+            rolled_back.iter().map(|id| (TargetId(*id), world.copy_of(TargetId(*id)))).collect();
+        model.overlay(&world, 0, 1, 3000, &bytes_of(2, 700)).await;
+        world.seal(cell(0, 0).file).await.unwrap();
+        restarted_with(&world, &old).await;
+        // Older bytes are not sealed.
+        model.overlay(&world, 0, 0, 500, &bytes_of(6, 300)).await;
+        world.seal(cell(0, 0).file).await.unwrap_err();
+        if rolled_back == [1] {
+            model.overlay(&world, 0, 1, 40_000, &bytes_of(4, 400)).await;
+            world.rounds(0..6).await;
+            world.seal(cell(0, 0).file).await.unwrap();
+            world.check(0, &model.0, "sealed again").await;
+        }
+        let lost: Vec<usize> = rolled_back.iter().map(|id| *id as usize).collect();
+        let decoded = world.decode(0, 1, &lost).await;
+        assert!(decoded == model.0[1], "{rolled_back:?} went back");
     }
 }

@@ -4,11 +4,13 @@
 //! a target was full, or the sequencer died before all had it. Left like that, a read would depend on the
 //! keeper that serves it, so the overlay must be at all keepers or at none. The sequencer decides: overlays
 //! that it has go to all, and a number that only other keepers have becomes void everywhere
-//! ([`OverlayKind::Void`]; such numbers are not assigned again). It checks cells written earlier when the
+//! ([`OverlayKind::Void`]; such numbers are not assigned again), unless the sequencer has just started: its
+//! log may have lost its end, and it adopts the overlay (`tail.rs`). It checks cells written earlier when the
 //! group's epoch has changed, and single cells whose write failed.
 //!
 //! [`compare`] is the pure part: the difference between two logs.
 use super::overlays::{is_live, log_keepers, sequencer};
+use super::tail::adoptable;
 use super::*;
 use crate::cells;
 use crate::format::Overlay;
@@ -103,6 +105,12 @@ impl StorageNode {
                 Err(e) => tracing::debug!(%cell, "bring overlay logs into line: {e}"),
             }
         }
+        let agreement = target.agreement();
+        for group in
+            agreement.agreed.keys().filter(|group| !agreement.differing.values().any(|g| g == *group))
+        {
+            target.tails.note_group(*group);
+        }
         Ok(())
     }
 
@@ -169,11 +177,13 @@ impl StorageNode {
         }
         let mut logs = BTreeMap::new();
         for peer in peers.iter().filter(|p| group.members[**p].state == Current) {
-            let mut log = self.log_of(&acting, cell, *peer).await?;
+            let read = Box::pin(self.log_of(&acting, cell, *peer));
+            let mut log = self.while_live(&acting, *peer, read).await?;
             // A truncation here reaches that member, too, as soon as it is sent.
             log.0.retain(|_, o| o.token_epoch >= void_below);
             logs.insert(*peer, log);
         }
+        self.take_missed_seal(&acting, cell, &logs).await?;
         let void = self.void_here(&acting, cell, &logs).await?;
         for peer in peers {
             let own = target.store.log(cell)?;
@@ -211,8 +221,30 @@ impl StorageNode {
         Ok((log, first(&stat.overlay_seqs), folded_seq))
     }
 
-    /// Makes void here the numbers that are void at the others, or that only they have. Returns the void
-    /// numbers.
+    /// Rebuilds the own base if a seal folded overlays that are not here: this log lost its end, and a number
+    /// that it gave again would count as one that is folded.
+    async fn take_missed_seal(
+        &self,
+        acting: &Acting,
+        cell: CellId,
+        logs: &BTreeMap<usize, (Log, Seq, Seq)>,
+    ) -> Result<()> {
+        let own_last = acting.target.store.log(cell)?.1;
+        if logs.values().all(|(_, _, folded_seq)| *folded_seq <= own_last) {
+            return Ok(());
+        }
+        let own = CellId { index: acting.position as u8, ..cell };
+        tracing::warn!(target_id = %acting.target.store.target, %cell, "a seal is missing here: the base is rebuilt");
+        self.rebuild(acting, own, false).await?;
+        let (_, last, _) = acting.target.store.log(cell)?;
+        match logs.values().all(|(_, _, folded_seq)| *folded_seq <= last) {
+            true => Ok(()),
+            false => Err(Error::unavailable(format!("cell {cell}: a seal that is missing here is in doubt"))),
+        }
+    }
+
+    /// Makes void here the numbers that are void at the others, or that only they have. After a start those
+    /// are adopted instead. Returns the void numbers.
     async fn void_here(
         &self,
         acting: &Acting,
@@ -228,17 +260,33 @@ impl StorageNode {
             beyond = beyond.max(found.beyond.unwrap_or_default());
         }
         let token_epoch = store.newest_token_epoch(cell)?;
+        let adopted = match acting.target.tails.is_compared(acting.scope.group, cell) {
+            true => BTreeMap::new(),
+            false => adoptable(own.1, logs),
+        };
+        let mut lost = self.fetch_overlays(acting, cell, &adopted).await?;
         let mut committed = CommitSeq(0);
         for seq in &void {
             committed = store.void(&acting.scope, cell, Numbering::Again(*seq), token_epoch)?.0;
         }
         // New writes here replace the others' overlays under the same numbers.
-        while store.log(cell)?.1 < beyond {
+        loop {
+            let next = Seq(store.log(cell)?.1.0 + 1);
+            if next > beyond {
+                break;
+            }
+            if let Some((overlay, data)) = lost.remove(&next) {
+                committed = store.adopt(acting, cell, &overlay, &data)?;
+                continue;
+            }
             let (last, appended) = store.void(&acting.scope, cell, Numbering::Next, token_epoch)?;
             committed = last;
             if let Appended::At(seq) = appended {
                 void.insert(seq);
             }
+        }
+        if !adopted.is_empty() {
+            tracing::warn!(target_id = %store.target, %cell, ?adopted, "overlays that others have were missing here: adopted");
         }
         if !void.is_empty() {
             tracing::debug!(target_id = %store.target, %cell, ?void, "overlays that not everybody has are void now");
@@ -365,6 +413,26 @@ impl Store {
             data: &[],
         };
         self.append(scope, number, &write)
+    }
+
+    /// Logs an overlay under the number that it has at the other keepers, which follows the last one here.
+    fn adopt(
+        &self,
+        acting: &Acting,
+        cell: CellId,
+        overlay: &OverlayExtent,
+        data: &[u8],
+    ) -> Result<CommitSeq> {
+        let OverlayExtent { seq, offset, len, kind, crc, token_epoch } = *overlay;
+        let missing = down_mask(acting.group());
+        let write = OverlayWrite { cell, token_epoch, offset, len, kind, crc, missing, data };
+        match self.append(&acting.scope, Numbering::Again(seq), &write)? {
+            (committed, Appended::At(_)) => Ok(committed),
+            // Numbered or truncated here meanwhile.
+            (_, other) => {
+                Err(Error::unavailable(format!("overlay {seq} of cell {cell} is not adopted: {other:?}")))
+            }
+        }
     }
 
     fn void_below(&self, cell: CellId) -> Result<u32> {

@@ -7,7 +7,6 @@ use super::*;
 use crate::alloc::Extent;
 use crate::crash_points;
 use crate::format::Overlay;
-use crate::recent_map::RecentMap;
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
@@ -26,7 +25,9 @@ impl StorageNode {
             Err(e) => return Handled::Now(Err(e)),
             Ok(under_way) => under_way,
         };
-        let in_place = r.attempt == 0 && payload.len() <= INLINE_BYTES_MAX as usize;
+        let in_place = r.attempt == 0
+            && payload.len() <= INLINE_BYTES_MAX as usize
+            && target.tails.is_compared(r.place.group, r.cell);
         let begun = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
             Ok(Admit::Ready(acting)) if in_place => {
@@ -71,6 +72,7 @@ impl StorageNode {
         deadline: Instant,
     ) -> Result<(Acting, (Seq, CommitSeq))> {
         let acting = self.acting(r.place).await?;
+        let acting = self.check_tail(acting, r.cell, deadline).await?;
         let (node, on, request, data) = (self.shared(), acting.clone(), r.clone(), payload.clone());
         let numbered = self
             .on_disk(&acting.target.store, move || node.number_overlay(&on, &request, &data, deadline))
@@ -423,111 +425,6 @@ fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
         "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
         r.cell
     )))
-}
-
-/// Retried writes whose last attempt is remembered.
-const AGAIN_MAX: usize = 65_536;
-
-/// Overlays between their arrival and their end.
-#[derive(Default)]
-pub(super) struct UnderWay(Arc<Counts>);
-
-#[derive(Default)]
-struct Counts {
-    all: Mutex<All>,
-    fewer: Notify,
-}
-
-#[derive(Default)]
-struct All {
-    /// Number in flight by file and token epoch.
-    of: BTreeMap<(FileId, u32), usize>,
-    /// Writes in flight, and their attempts.
-    attempts: BTreeSet<(u64, u32)>,
-    /// The last attempt of retried writes.
-    again: RecentMap<u64, u32, AGAIN_MAX>,
-}
-
-/// Counts an overlay until it is dropped.
-struct Counted {
-    counts: Arc<Counts>,
-    of: (FileId, u32),
-    attempt: (u64, u32),
-}
-
-impl Counts {
-    fn lock(&self) -> std::sync::MutexGuard<'_, All> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    /// Returns when the condition holds; it is checked when one ends.
-    async fn wait(&self, is_so: impl Fn(&All) -> bool) {
-        loop {
-            let ended = self.fewer.notified();
-            tokio::pin!(ended);
-            ended.as_mut().enable();
-            if is_so(&self.lock()) {
-                return;
-            }
-            ended.await;
-        }
-    }
-}
-
-impl All {
-    /// Refuses attempts earlier than this one from now on.
-    fn note_attempt(&mut self, write: u64, attempt: u32) -> Result<()> {
-        let last = self.again.get(&write).copied();
-        if last.unwrap_or_default() > attempt {
-            return Err(Error::unavailable("the write was tried again since"));
-        }
-        if attempt > 0 {
-            self.again.note(write, attempt);
-        }
-        Ok(())
-    }
-}
-
-impl UnderWay {
-    fn begin(&self, r: &WriteOverlay) -> Result<Counted> {
-        let (of, attempt) = ((r.cell.file, r.token_epoch), (r.write, r.attempt));
-        let mut all = self.0.lock();
-        all.note_attempt(r.write, r.attempt)?;
-        all.attempts.insert(attempt);
-        *all.of.entry(of).or_default() += 1;
-        Ok(Counted { counts: self.0.clone(), of, attempt })
-    }
-    /// Returns when no write of a file below this token epoch is in flight.
-    pub(super) async fn ended(&self, file: FileId, fence: u32) {
-        self.0.wait(|all| all.of.range((file, 0)..(file, fence)).next().is_none()).await;
-    }
-}
-
-impl Counted {
-    /// Returns when no earlier attempt at the same write can be numbered any more.
-    async fn earlier_ended(&self, clock: &weir_env::Clock, deadline: Instant) -> Result<()> {
-        let (write, attempt) = self.attempt;
-        if attempt == 0 {
-            return Ok(());
-        }
-        let ended = self.counts.wait(|all| all.attempts.range((write, 0)..(write, attempt)).next().is_none());
-        let waited = clock.timeout(deadline.since(clock.now()), ended).await;
-        waited.map_err(|_| Error::deadline("an earlier attempt at the write has not ended"))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let mut all = self.counts.lock();
-        all.attempts.remove(&self.attempt);
-        let left = all.of.get(&self.of).map_or(0, |count| count - 1);
-        if left == 0 {
-            all.of.remove(&self.of);
-        } else {
-            all.of.insert(self.of, left);
-        }
-        drop(all);
-        self.counts.fewer.notify_waiters();
-    }
 }
 
 /// The overlay of a write, in its logged form.

@@ -51,6 +51,7 @@ const HELP: [(&str, &str); 51] = [
     ("weir_rpc_refused_total", "Requests whose sender may not send them"),
     ("weir_rpc_seconds", "Time of requests that the process served, by method"),
     ("weir_store_capacity_bytes", "Space that a target has"),
+    ("weir_store_copied_bytes_total", "Bytes of places that a target took, copied or rebuilt"),
     ("weir_store_damaged_total", "Blocks that failed their checksum"),
     ("weir_store_disk_seconds", "Time of a request at a target's disk, with its queue"),
     ("weir_store_disk_stalled_seconds", "For how long the disk has completed nothing"),

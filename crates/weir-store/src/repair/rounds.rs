@@ -1,0 +1,178 @@
+//! Which of a target's groups are repaired when: several in parallel, also places that come meanwhile, with a
+//! report to the coordinator of each that is done. How a group is repaired is in `repair.rs`.
+use crate::cells::Scope;
+use crate::peers::join_all;
+use crate::service::{Acting, StorageNode, Target};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use weir_env::{BoxFuture, Instant};
+use weir_proto::map::{Group, MemberState};
+use weir_proto::{Epoch, ErrorKind, PgId};
+
+/// Groups of a target repaired in parallel: most have missed little, so a group costs round trips rather than
+/// bytes.
+const GROUPS_AT_ONCE: usize = 8;
+
+/// Between two attempts at a group, and for how long a lane waits for a place that comes.
+const AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// Pause of a lane when the coordinator is away.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The groups of a target that are repaired in one round.
+#[derive(Default)]
+struct Round {
+    todo: Mutex<Vec<Acting>>,
+    /// Groups that were taken; the time at which each attempt ended.
+    taken: Mutex<BTreeMap<PgId, Option<Instant>>>,
+    /// Repaired, and not yet reported to the coordinator.
+    repaired: Mutex<Vec<(PgId, Epoch)>>,
+    /// Held by the lane that reports.
+    report: tokio::sync::Mutex<()>,
+    /// Held by the lane that looks for groups.
+    search: tokio::sync::Mutex<()>,
+    caught_up: AtomicUsize,
+}
+
+impl Round {
+    fn next(&self) -> Option<Acting> {
+        lock(&self.todo).pop()
+    }
+    fn is_due(&self, group: PgId, now: Instant) -> bool {
+        match lock(&self.taken).get(&group) {
+            None => true,
+            Some(None) => false,
+            Some(Some(ended)) => now.since(*ended) >= AGAIN_AFTER,
+        }
+    }
+    fn ended(&self, group: PgId, now: Instant) {
+        lock(&self.taken).insert(group, Some(now));
+    }
+    fn is_working(&self) -> bool {
+        lock(&self.taken).values().any(Option::is_none)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl StorageNode {
+    /// Repairs every group in which a target of this node is behind, several in parallel. Returns the number
+    /// of groups that caught up.
+    pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> usize {
+        if self.behind(target).is_empty() {
+            return 0;
+        }
+        let round = Round::default();
+        self.find_behind(target, &round).await;
+        let lane = |_| Box::pin(self.repair_lane(target, &round)) as BoxFuture<'_, ()>;
+        join_all((0..GROUPS_AT_ONCE).map(lane).collect()).await;
+        round.caught_up.into_inner()
+    }
+
+    /// Finds the groups to repair that the round does not have yet: places of lost targets come one by one.
+    async fn find_behind(&self, target: &Arc<Target>, round: &Round) {
+        let _one = round.search.lock().await;
+        let mut behind = self.behind(target);
+        let now = self.env.clock.now();
+        behind.retain(|acting| round.is_due(acting.scope.group, now));
+        if behind.is_empty() || !lock(&round.todo).is_empty() {
+            return;
+        }
+        // Fences first: those that are raised meanwhile are among the truncations.
+        self.take_fences(target, &mut behind).await;
+        let silent = self.learn_truncations(target, &behind).await;
+        behind.retain(|acting| !acting.group().members.iter().any(|m| silent.contains(&m.target)));
+        behind.reverse(); // taken from the end
+        lock(&round.taken).extend(behind.iter().map(|acting| (acting.scope.group, None)));
+        *lock(&round.todo) = behind;
+    }
+
+    /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
+    /// While another lane works, a lane without work waits for places that come.
+    async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
+        loop {
+            let version = self.peers.map().version;
+            if let Some(acting) = round.next() {
+                if self.repair_and_report(target, round, &acting).await
+                    && acting.group().members[acting.position].is_filled(acting.map.level)
+                    && let Some(rest) = self.filled_before(target, acting.scope.group).await
+                {
+                    self.repair_and_report(target, round, &rest).await;
+                }
+                round.ended(acting.scope.group, self.env.clock.now());
+                continue;
+            }
+            self.find_behind(target, round).await;
+            if lock(&round.todo).is_empty() {
+                if !round.is_working() {
+                    return;
+                }
+                if self.peers.wait_newer(version, AGAIN_AFTER).await.is_err() {
+                    self.env.clock.sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn repair_and_report(&self, target: &Arc<Target>, round: &Round, acting: &Acting) -> bool {
+        let group = acting.group();
+        match self.repair_group(acting).await {
+            Ok(()) => {
+                target.tails.note_group(group.id);
+                lock(&round.repaired).push((group.id, group.epoch));
+                self.report_repaired(target, round).await;
+                true
+            }
+            Err(e) => {
+                tracing::debug!(group = %group.id, "repair: {e}");
+                false
+            }
+        }
+    }
+
+    /// The place after it was filled: seals wait from now on, so what was written meanwhile is repaired at
+    /// once. `None`: in the next round.
+    async fn filled_before(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
+        let mut rest = self.behind(target);
+        rest.retain(|a| a.scope.group == group && !a.group().members[a.position].is_filled(a.map.level));
+        let silent = self.learn_truncations(target, &rest).await;
+        rest.pop().filter(|a| !a.group().members.iter().any(|m| silent.contains(&m.target)))
+    }
+
+    /// Reports all groups that were repaired during the previous report: the coordinator makes one change of
+    /// the map for all of them, and every change of the map goes to every node.
+    async fn report_repaired(&self, target: &Arc<Target>, round: &Round) {
+        let _turn = round.report.lock().await;
+        let repaired = std::mem::take(&mut *lock(&round.repaired));
+        let say = |(group, epoch): &(PgId, Epoch)| self.peers.caught_up(target.store.target, *group, *epoch);
+        let answers = join_all(repaired.iter().map(say).collect()).await;
+        for ((group, _), answer) in repaired.iter().zip(answers) {
+            match answer {
+                Ok(_) => drop(round.caught_up.fetch_add(1, Ordering::Relaxed)),
+                // The group has a new epoch: the next round checks again.
+                Err(e) if e.kind == ErrorKind::Stale => tracing::debug!(%group, "report a repair: {e}"),
+                Err(e) => {
+                    tracing::warn!(target_id = %target.store.target, %group, "report a repair: {e}");
+                    // Without a coordinator further repairs cannot be reported.
+                    let left = std::mem::take(&mut *lock(&round.todo));
+                    left.iter().for_each(|a| round.ended(a.scope.group, self.env.clock.now()));
+                }
+            }
+        }
+    }
+
+    /// The places where the target is behind.
+    fn behind(&self, target: &Arc<Target>) -> Vec<Acting> {
+        let map = self.peers.map();
+        let place = |group: &Group| {
+            let position = group.members.iter().position(|m| m.target == target.store.target)?;
+            let (scope, map) = (Scope::at(group, position), map.clone());
+            let is_behind = group.members[position].state == MemberState::Behind;
+            is_behind.then(|| Acting { target: target.clone(), scope, map, position })
+        };
+        map.groups.iter().filter_map(place).collect()
+    }
+}
