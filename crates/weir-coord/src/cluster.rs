@@ -6,7 +6,7 @@
 use crate::addresses::addrs_in_order;
 use crate::clocks;
 use crate::identity::NamespaceIdentity;
-use crate::links::Links;
+use crate::links::state::Links;
 use crate::member::{self, Membership, Reports};
 use crate::shows::Shows;
 use std::collections::BTreeMap;

@@ -9,118 +9,29 @@
 //! forwarded once; one probe of a node at a time; a link that was cut is not used again before it has carried
 //! large packets in both directions.
 use crate::cluster::{Cluster, Shared, is_temporary};
-use crate::decide::Strikes;
 use bytes::Bytes;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use state::{AROUND_MAX, AROUND_PATIENCE, Cut, DIRECT_PATIENCE, PROBE_PAUSE};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
-use weir_env::{Instant, watch};
 use weir_proto::coord::{LINK_REPORT_MS, ReportLink, ReportTarget, Suspicion};
 use weir_proto::data::{PassOn, StatTarget};
 use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
 use weir_proto::{Error, ErrorKind, NodeId, Request, Result, TargetId, Wire};
 use weir_rpc::{Answered, Channel, NoService, Payload};
 
+pub(crate) mod state;
+
 /// A call that takes longer makes this node probe the link: a disk that flushes its cache usually takes less.
 const PROBE_AFTER: Duration = Duration::from_millis(250);
-/// Between two probes of one link.
-const PROBE_PAUSE: Duration = Duration::from_secs(1);
-/// Deadline of a reply through another node; then the next one is tried.
-const AROUND_PATIENCE: Duration = Duration::from_millis(500);
-/// Other nodes that one probe tries.
-const AROUND_MAX: usize = 3;
 /// After a reply through another node, the direct probe gets this multiple of its time, as it takes a new
 /// connection and two round trips,
 const DIRECT_TIMES: u32 = 4;
 /// and this at least.
 const DIRECT_MIN: Duration = Duration::from_millis(300);
-/// Deadline of the direct probe when no reply arrives through another node either.
-const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
 /// More than the largest packet that any network takes (jumbo frames: 9,000).
 const PROBE_BYTES: usize = 16 << 10;
 /// Deadline for reporting a cut to the coordinator.
 const REPORT_PATIENCE: Duration = Duration::from_secs(1);
-
-/// State of the links to nodes. At most one entry per node of the map.
-pub(crate) struct Links {
-    of: Mutex<BTreeMap<NodeId, Link>>,
-    /// Number of cuts found.
-    changed: watch::Sender<u64>,
-}
-
-impl Default for Links {
-    fn default() -> Links {
-        Links { of: Mutex::default(), changed: watch::Sender::new(0) }
-    }
-}
-
-#[derive(Default)]
-struct Link {
-    /// No probe before this: one is running, or has just ended.
-    not_before: Instant,
-    cut: Option<Cut>,
-    /// Cuts so far: each further one keeps the link unused for longer.
-    strikes: Option<Strikes>,
-}
-
-#[derive(Clone)]
-struct Cut {
-    since: Instant,
-    /// The node that forwards calls.
-    via: NodeId,
-    why: String,
-}
-
-impl Links {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<NodeId, Link>> {
-        self.of.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    fn cut(&self, node: NodeId) -> Option<Cut> {
-        self.lock().get(&node)?.cut.clone()
-    }
-    pub fn is_cut(&self, node: NodeId) -> bool {
-        self.lock().get(&node).is_some_and(|link| link.cut.is_some())
-    }
-    /// True: no probe is running; the caller starts one.
-    fn begin_probe(&self, node: NodeId, now: Instant) -> bool {
-        let mut links = self.lock();
-        let link = links.entry(node).or_default();
-        let free = link.cut.is_none() && now >= link.not_before;
-        if free {
-            // Longer than a probe may take; its end sets an earlier time.
-            let longest = DIRECT_PATIENCE + AROUND_PATIENCE * AROUND_MAX as u32 + PROBE_PAUSE;
-            link.not_before = now + longest;
-        }
-        free
-    }
-    fn end_probe(&self, node: NodeId, now: Instant, found: Option<(NodeId, &Error)>) {
-        {
-            let mut links = self.lock();
-            let link = links.entry(node).or_default();
-            link.not_before = now + PROBE_PAUSE;
-            let Some((via, why)) = found else { return };
-            link.strikes = Some(Strikes::one_more(link.strikes, now));
-            link.cut = Some(Cut { since: now, via, why: why.context.clone() });
-        }
-        self.changed.send_modify(|n| *n += 1);
-    }
-    /// Another node forwards calls from now on, if `failed` is the one that did.
-    fn change_via(&self, node: NodeId, failed: NodeId, next: NodeId) {
-        if let Some(cut) = self.lock().get_mut(&node).and_then(|link| link.cut.as_mut())
-            && cut.via == failed
-        {
-            cut.via = next;
-        }
-    }
-    fn may_be_tried(&self, node: NodeId, now: Instant) -> bool {
-        self.lock().get(&node).and_then(|link| link.strikes).is_none_or(|s| !s.is_demoted(now))
-    }
-    fn mend(&self, node: NodeId) {
-        if let Some(link) = self.lock().get_mut(&node) {
-            link.cut = None;
-        }
-    }
-}
 
 impl Cluster {
     /// One call to a target, without a retry: over the link to its node, or through another node while that

@@ -4,37 +4,40 @@
 //! makes it durable, publishes it, and only then answers: no process sees a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
-use crate::copies::CopyChange;
 use crate::cut_links::CutLinks;
 use crate::decide::{
-    Connected, HealthLimits, Presence, Progress, Strikes, add_groups, caught_up, demote_slow, finished_level,
-    forget_unpublished_copies, forget_unpublished_epochs, is_spare, needed_without, record_progress, replace,
-    take_lead,
+    HealthLimits, Progress, add_groups, forget_unpublished_copies, forget_unpublished_epochs,
+    record_progress, replace, take_lead,
 };
 use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
 use crate::moving::copied;
 use crate::news::News;
 use crate::placing::{Placed, Placing, place};
-use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
 use crate::records::{encode_positions, encode_progress, encode_wishes};
 use crate::replacing::{RebuildEvent, Replacing, Wishes};
 use crate::standby::Term;
 use crate::store::{Revision, Store, Swap};
-use std::collections::{BTreeMap, BTreeSet};
+use batch::{Batch, newest, refuse};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
     CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
-    MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
+    MapReply, Suspicion,
 };
-use weir_proto::frame::Hello;
-use weir_proto::map::{ClusterMap, Member, MemberState, Node, RemovedNode, Role, Target, TargetState};
+use weir_proto::map::{ClusterMap, Target};
 use weir_proto::version::Program;
-use weir_proto::{Error, ErrorKind, NodeId, Result, TargetId};
-use weir_rpc::{Identity, Trust};
+use weir_proto::{Error, ErrorKind, Result, TargetId};
+use weir_rpc::Trust;
+
+mod batch;
+mod event;
+mod probes;
+
+pub use event::{Answer, Event};
 
 /// The key of the namespaces' progress. Not in the map, which every process receives: it changes every
 /// second.
@@ -53,114 +56,6 @@ const SUSPECT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the positions of targets are made durable while they change. After a power cut of the
 /// coordinator, an older copy of a target is still recognized.
 const POSITIONS_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The channel for an answer.
-pub type Answer<T> = oneshot::Sender<Result<T>>;
-
-/// Everything that can happen to the owner.
-pub enum Event {
-    Join {
-        join: Join,
-        connection: u64,
-        answer: Answer<Joined>,
-    },
-    Heartbeat {
-        heartbeat: Heartbeat,
-        connection: u64,
-        answer: Answer<HeartbeatAck>,
-    },
-    Report {
-        report: ReportTarget,
-        answer: Answer<MapReply>,
-    },
-    Link {
-        from: Hello,
-        report: ReportLink,
-        answer: Answer<()>,
-    },
-    /// Result of probing a target; `joined`: the connection of its node's `Join` when the probe began.
-    Probed {
-        target: TargetId,
-        suspicion: Suspicion,
-        joined: Option<u64>,
-        outcome: Result<TargetReport>,
-        /// The members that its groups need without it and that answered at the same time. For a slow target
-        /// only.
-        alive: BTreeSet<TargetId>,
-    },
-    CaughtUp {
-        said: CaughtUp,
-        answer: Answer<MapReply>,
-    },
-    Clear {
-        target: TargetId,
-        answer: Answer<MapReply>,
-    },
-    MakeGroups {
-        wanted: MakeGroups,
-        answer: Answer<MapReply>,
-    },
-    Placed(Placed),
-    FinishUpgrade {
-        connected: Vec<Connected>,
-        answer: Answer<MapReply>,
-    },
-    /// Certificates of this node are refused from now on; the time is in seconds since 1970.
-    RemoveNode {
-        removed: RemovedNode,
-        now: u64,
-        answer: Answer<()>,
-    },
-    Rebuild(RebuildEvent),
-    /// A change of the rules for mounts or for homes.
-    Rules {
-        change: RuleChange,
-        answer: Answer<MapReply>,
-    },
-    Leave {
-        leave: Leave,
-        connection: u64,
-        answer: Answer<()>,
-    },
-    Lead {
-        lead: LeadNamespace,
-        connection: u64,
-        answer: Answer<LeadReply>,
-    },
-    Progress {
-        said: RecordProgress,
-        connection: u64,
-        answer: Answer<()>,
-    },
-    /// A report about a copy of a namespace.
-    Copies {
-        by: NodeId,
-        change: CopyChange,
-        connection: u64,
-        answer: Answer<MapReply>,
-    },
-    Status {
-        answer: Answer<ClusterStatus>,
-    },
-    Disconnected {
-        connection: u64,
-    },
-    /// This coordinator is about to end: it asks targets for their positions.
-    Ends {
-        answer: Answer<()>,
-    },
-    /// Their answers, each with the connection of the node's `Join` at the time of the request.
-    LastPositions {
-        said: Vec<(Option<u64>, TargetReport)>,
-        answer: Answer<()>,
-    },
-}
-
-/// Changes the rules of a draft, and returns a description of the change.
-pub type RuleChange = Box<dyn FnOnce(&mut ClusterMap) -> Result<String> + Send>;
-
-/// Runs once the batch's map is durable (or the write has failed).
-type AfterWrite = Box<dyn FnOnce(&Result<Arc<ClusterMap>>) + Send>;
 
 pub struct Owner {
     pub env: Env,
@@ -214,14 +109,6 @@ pub struct Kept<T> {
     pub value: T,
     pub revision: Revision,
     pub at: Instant,
-}
-
-struct Batch {
-    draft: ClusterMap,
-    progress: Progress,
-    rebuild: Wishes,
-    after: Vec<AfterWrite>,
-    disconnected: Vec<u64>,
 }
 
 /// Interval of members' heartbeats: a quarter of the tolerated silence.
@@ -610,243 +497,4 @@ impl Owner {
             program,
         });
     }
-
-    /// A client or member could not use a target. The coordinator's own observation decides.
-    fn reported(&mut self, report: ReportTarget, answer: Answer<MapReply>, batch: &mut Batch) {
-        let Some(group) = batch.draft.group(report.group) else {
-            return refuse(answer, Error::not_found(format!("no placement group {}", report.group)));
-        };
-        let Some(member) = group.members.iter().find(|m| m.target == report.target) else {
-            return refuse(
-                answer,
-                Error::invalid(format!("{} is no member of {}", report.target, report.group)),
-            );
-        };
-        let reporter_is_late = group.epoch > report.epoch || member.state == MemberState::Down;
-        if reporter_is_late {
-            return batch.after(answer, newest);
-        }
-        match report.suspicion {
-            Suspicion::Failed => tracing::warn!("{} is reported: {}", report.target, report.why),
-            Suspicion::Unreachable | Suspicion::Slow => {
-                tracing::debug!("{} is suspected: {}", report.target, report.why)
-            }
-        }
-        self.start_probe(report.target, report.suspicion, &batch.draft).push(answer);
-    }
-
-    /// Probes the target, unless a probe is running; returns the list of callers that wait for it.
-    fn start_probe(
-        &mut self,
-        target: TargetId,
-        suspicion: Suspicion,
-        map: &ClusterMap,
-    ) -> &mut Vec<Answer<MapReply>> {
-        let running = self.probing.contains_key(&(target, suspicion));
-        if let (false, Some(events)) = (running, self.self_events.upgrade()) {
-            let (env, node, who) = (self.env.clone(), map.target_node(target).cloned(), self.identity(map));
-            let joined = self.joined_on(target, map);
-            let patience = match suspicion {
-                Suspicion::Failed => PROBE_PATIENCE,
-                Suspicion::Unreachable | Suspicion::Slow => QUICK_PROBE_PATIENCE,
-            };
-            let others = match suspicion {
-                Suspicion::Slow => needed_without(map, target),
-                Suspicion::Failed | Suspicion::Unreachable => BTreeSet::new(),
-            };
-            let mut reports = probe_each(&self.env, &self.identity(map), map, others.into_iter(), patience);
-            self.env.tasks.spawn("probe a target", async move {
-                let outcome = probe(env, who, node, target, patience).await;
-                let mut alive = BTreeSet::new();
-                if outcome.is_ok() {
-                    while let Some(report) = reports.recv().await {
-                        alive.extend((!report.failed).then_some(report.target));
-                    }
-                }
-                let probed = Event::Probed { target, suspicion, joined, outcome, alive };
-                let _ = events.send(probed).await; // the coordinator may be gone
-            });
-        }
-        self.probing.entry((target, suspicion)).or_default()
-    }
-
-    /// Asks all targets that are up in parallel; their answers arrive as an event.
-    fn ask_positions(&self, map: &ClusterMap, answer: Answer<()>) {
-        let Some(events) = self.self_events.upgrade() else { return };
-        let up = map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id);
-        let joined: BTreeMap<_, _> = up.clone().map(|target| (target, self.joined_on(target, map))).collect();
-        let mut reports = probe_each(&self.env, &self.identity(map), map, up, LAST_PROBE_PATIENCE);
-        self.env.tasks.spawn("gather positions", async move {
-            let mut said = Vec::new();
-            while let Some(report) = reports.recv().await {
-                said.push((joined.get(&report.target).copied().flatten(), report));
-            }
-            let _ = events.send(Event::LastPositions { said, answer }).await; // the coordinator may be gone
-        });
-    }
-
-    /// The coordinator's identity towards targets.
-    fn identity(&self, map: &ClusterMap) -> Identity {
-        let name = self.seat.name.as_str();
-        let identity = Identity::new(&self.env, name, Role::Coordinator, Some(map.cluster));
-        identity.trusting(self.seat.trust.clone())
-    }
-
-    /// The connection on which the node of a target has joined.
-    fn joined_on(&self, target: TargetId, map: &ClusterMap) -> Option<u64> {
-        self.members.joined_on(map.target(target)?.node)
-    }
-
-    fn is_awaited(&self, target: TargetId, map: &ClusterMap) -> bool {
-        let member = map.target(target).and_then(|t| self.members.by_node.get(&t.node));
-        member.is_some_and(|m| matches!(m.presence, Presence::Awaited { .. }))
-    }
-
-    fn probed(
-        &mut self,
-        target: TargetId,
-        suspicion: Suspicion,
-        outcome: Result<TargetReport>,
-        alive: &BTreeSet<TargetId>,
-        batch: &mut Batch,
-        now: Instant,
-    ) {
-        match outcome {
-            Ok(report) => {
-                if report.failed {
-                    crate::decide::target_failed(&mut batch.draft, target);
-                }
-                if !self.members.judge_stall(&batch.draft, &report) && self.members.suspects.remove(&target) {
-                    tracing::info!("{target} answers again");
-                }
-                if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target, alive) {
-                    let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
-                    self.members.slow.insert(target, strikes);
-                    tracing::warn!(
-                        "{target} is much slower than the others: its groups continue without it for a while"
-                    );
-                }
-            }
-            // An overloaded machine must not lose its last targets to a quick probe.
-            Err(e) if suspicion != Suspicion::Failed && !is_spare(&batch.draft, target) => {
-                tracing::warn!("{target} does not answer quickly, and is needed: {e}");
-            }
-            // A target that has not joined since this coordinator started may still be starting. A verdict
-            // now would let its group continue without it; if the others then return without their new
-            // writes, no other target has them.
-            Err(e) if self.is_awaited(target, &batch.draft) => {
-                tracing::warn!("{target} does not answer, and has not joined yet: {e}");
-            }
-            Err(e) => {
-                if self.members.suspects.insert(target) {
-                    tracing::warn!("{target} does not answer: {e}");
-                    self.suspects_asked = now;
-                }
-            }
-        }
-    }
-
-    /// Answers callers that wait for a probe of a target that is already out of service.
-    fn release_reporters(&mut self, batch: &mut Batch) {
-        let mut answers = Vec::new();
-        for ((target, _), waiting) in &mut self.probing {
-            if batch.draft.target(*target).is_none_or(|t| t.state != TargetState::Up) {
-                answers.append(waiting);
-            }
-        }
-        answers.into_iter().for_each(|answer| batch.after(answer, newest));
-    }
-
-    fn ask_suspects(&mut self, now: Instant) {
-        if self.members.suspects.is_empty() || now.since(self.suspects_asked) < SUSPECT_PROBE_INTERVAL {
-            return;
-        }
-        self.suspects_asked = now;
-        let map = self.map.borrow().clone();
-        let node_up = |t: &TargetId| map.target_node(*t).is_some_and(|n: &Node| n.up);
-        let down = |t: &TargetId| map.target(*t).is_some_and(|t| t.state == TargetState::Down);
-        let ask: Vec<TargetId> =
-            self.members.suspects.iter().filter(|t| node_up(t) && down(t)).copied().collect();
-        for target in ask {
-            self.start_probe(target, Suspicion::Failed, &map);
-        }
-    }
-}
-
-impl Batch {
-    fn caught_up(&mut self, said: &CaughtUp, answer: Answer<MapReply>) {
-        match caught_up(&mut self.draft, said.target, said.group, said.epoch) {
-            Err(e) => refuse(answer, e),
-            Ok(news) => {
-                let is_current = |m: &Member| m.target == said.target && m.state == MemberState::Current;
-                let group = self.draft.group(said.group);
-                if news && group.is_some_and(|g| g.members.iter().any(is_current)) {
-                    tracing::info!("{} holds everything of {} again", said.target, said.group);
-                }
-                self.after(answer, newest);
-            }
-        }
-    }
-
-    fn finish_upgrade(&mut self, mut connected: Vec<Connected>, own: &Program, answer: Answer<MapReply>) {
-        connected.push(Connected { name: "the coordinator".to_owned(), level: own.level });
-        match finished_level(&self.draft, &connected) {
-            Err(e) => refuse(answer, e),
-            Ok(level) => {
-                if level > self.draft.level {
-                    tracing::info!(
-                        "the cluster is at level {level} from now on, it was at {}",
-                        self.draft.level
-                    );
-                }
-                self.draft.level = level;
-                self.after(answer, newest);
-            }
-        }
-    }
-
-    /// Removes a node's certificate; also drops entries whose certificates have expired.
-    fn remove_node(&mut self, removed: RemovedNode, now: u64, answer: Answer<()>) {
-        tracing::info!("{} is removed from the cluster", removed.name);
-        self.draft.removed.retain(|other| other.name != removed.name && other.until > now);
-        self.draft.removed.push(removed);
-        self.after(answer, |_| ());
-    }
-
-    fn change_rules(&mut self, answer: Answer<MapReply>, change: RuleChange) {
-        match change(&mut self.draft) {
-            Err(e) => refuse(answer, e),
-            Ok(what) => {
-                tracing::info!("{what}");
-                self.after(answer, newest);
-            }
-        }
-    }
-
-    fn change_copies(&mut self, change: Result<CopyChange>, answer: Answer<MapReply>) {
-        match change.and_then(|change| change(&mut self.draft, &self.progress)) {
-            Err(e) => refuse(answer, e),
-            Ok(()) => self.after(answer, newest),
-        }
-    }
-
-    /// Answers once the batch is durable, or with the error that prevented it.
-    fn after<T: Send + 'static>(
-        &mut self,
-        answer: Answer<T>,
-        reply: impl FnOnce(&Arc<ClusterMap>) -> T + Send + 'static,
-    ) {
-        self.after.push(Box::new(move |outcome| {
-            // The caller may have given up: the change holds anyway.
-            let _ = answer.send(outcome.as_ref().map(reply).map_err(Error::clone));
-        }));
-    }
-}
-
-fn refuse<T>(answer: Answer<T>, error: Error) {
-    let _ = answer.send(Err(error)); // the caller may have given up
-}
-
-fn newest(map: &Arc<ClusterMap>) -> MapReply {
-    MapReply { map: Some(map.clone()) }
 }

@@ -3,6 +3,7 @@
 //! A request names the placement group and the epoch under which its sender acts; a target refuses a lower
 //! epoch than it knows (`Stale`: fetch the map, try again) and fetches the map itself when it sees a higher
 //! one.
+pub use crate::map::GroupAt;
 use crate::message;
 use crate::wire_enum;
 use crate::{CellId, Epoch, FileId, PgId, Seq, TargetId, Version};
@@ -30,10 +31,9 @@ impl Copy for Place {}
 wire_enum!(WriteMode {
     /// Beyond the committed end of the file: becomes the base at once, replacing any earlier one.
     Fresh = 1,
-    /// Kept beside the base until `CommitStripe` or `DropPrepared`. The version must be above the base's
-    /// (else `Stale`). Writers use even counters, more than `SEAL_ROOM` above the base in `StatCell`; seals
-    /// use odd ones below that, and none while a writer's version is prepared anywhere: a seal never replaces
-    /// a version committed during its fold. `Exists`: a seal with a higher version is in progress here.
+    /// Kept next to the base until `CommitStripe` or `DropPrepared`. The version must be above the base's
+    /// (else `Stale`): a writer's counter is even and more than `SEAL_ROOM` above the base in `StatCell`, a
+    /// seal's odd and below that. `Exists`: a seal with a higher version is in progress here.
     Prepare = 2,
     /// `Prepare` by the leader of a seal: after a crash the leader itself resolves it.
     PrepareSeal = 3,
@@ -68,10 +68,9 @@ message!(
     }
 );
 message!(
-    /// Ensures that a version is here, as the base or beside it, and adds to its mask; a member without it
-    /// copies it from k current ones. All live members hold a version under one epoch before it is committed
-    /// under that epoch: so no member that commits it is its only holder. `NotFound`: fewer have it. `Stale`:
-    /// a client with a higher token epoch decides about the file now.
+    /// Ensures that a version is here and adds to its mask; a member without it copies it from k current
+    /// ones. So a version that is committed under an epoch is at all live members of that epoch. `NotFound`:
+    /// fewer have it. `Stale`: a client with a higher token epoch decides about the file now.
     HoldStripe = 203 by [Storage, Mount, Mover, Console] -> () {
         place: Place,
         cell: CellId,
@@ -212,10 +211,8 @@ message!(
 pub const FENCE_GONE: u32 = u32::MAX;
 message!(
     /// Truncates a file on this target: data in the stripes from `from_stripe` to before `to_stripe` with a
-    /// token epoch below `fence` is void and dropped, and from now on every write to the file with a lower
-    /// one is refused. The target keeps a record for members that are away. `epochs`: the file's groups that
-    /// the target is a member of, in the sender's map; if the target knows a higher one, `Stale`: a member
-    /// that has returned would miss the truncation.
+    /// token epoch below `fence` is dropped, later writes with a lower one are refused. `epochs`: the file's
+    /// groups here in the sender's map; `Stale`: the target knows a higher one.
     DropFile = 231 by [Meta, Storage, Mount, Mover, Console] -> DropFileReply {
         target: TargetId,
         file: FileId,
@@ -226,7 +223,6 @@ message!(
         epochs: Vec<GroupAt>,
     }
 );
-message!(GroupAt { group: PgId, epoch: Epoch });
 message!(DropFileReply {
     /// Cells of the file with a prepared version in doubt: the caller must commit or drop it.
     prepared: Vec<PreparedCell>,

@@ -55,11 +55,9 @@ pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// A request message: its method number on the wire and the type of its reply.
-///
-/// Method numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client calls,
-/// 400–419 between the copies of a journal, 500–509 observation of a process. A number is never reused for
-/// another message.
+/// A request message: its method number, which is never reused for another one, and the type of its reply.
+/// Numbers: 1–99 coordinator, 100–199 metadata, 200–299 target store, 300–399 metadata → client, 400–419
+/// between the copies of a journal, 500–509 observation of a process.
 pub trait Request: Wire + Send + Sync + 'static {
     const METHOD: u16;
     /// The name in traces and metrics.

@@ -1,7 +1,6 @@
 //! The cluster map: members, targets, placement groups and leaders of namespaces. Small, versioned, the same
 //! for all processes that hold the same version.
 use crate::access::{AccessRules, AuditRule};
-use crate::data::GroupAt;
 use crate::home_rule::HomeRule;
 use crate::sender::Sender;
 use crate::version::{LEVEL_OF_COPIES, LEVEL_OF_GROWTH, LEVEL_OF_REPLACEMENT, LEVEL_OF_STEPS, Program};
@@ -298,6 +297,11 @@ message!(
         until: u64,
     }
 );
+message!(
+    /// A group under an epoch.
+    GroupAt { group: PgId, epoch: Epoch }
+);
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClusterMap {
     pub cluster: ClusterId,

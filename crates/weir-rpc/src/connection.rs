@@ -5,22 +5,26 @@
 //! it. It also ends when its last user handle is dropped.
 use crate::counts::Counts;
 use crate::hello::{Peer, Proved};
-use crate::incoming::{Frame, Incoming, lost};
+use crate::incoming::{Incoming, lost};
 use crate::outgoing::Outgoing;
-use crate::{Call, Handled, Payload, Reply, Service, not_served};
+use crate::{Payload, Service};
 use bytes::Bytes;
+use calls::Method;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 use weir_env::{Env, Instant, TaskHandle, watch};
 use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
-use weir_proto::methods;
 use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
 use weir_trust::certificate::Certificate;
-use weir_watch::WaitGuard;
+
+mod calls;
+mod serve;
+
+pub use serve::{Defer, Responder};
 
 /// Unanswered calls of one connection in one direction; further ones wait.
 pub const CALLS_MAX: usize = 1024;
@@ -205,11 +209,9 @@ impl Connection {
         connection
     }
 
-    /// Sends a request and waits for the reply and its payload, at most `patience`. Dropping the future sends
-    /// the peer a `Cancel`; the request may still be carried out.
-    ///
-    /// Errors: the service's error; `Deadline`; `Unavailable` when the connection ended, before or after the
-    /// request was carried out; `Damaged` when the reply's payload fails its checksum.
+    /// Sends a request and waits for its reply, at most `patience`; dropping the future sends a `Cancel`.
+    /// Errors: the service's; `Deadline`; `Unavailable`: the connection ended, and the request may have been
+    /// carried out; `Damaged`: the reply's payload fails its checksum.
     pub async fn call<R: Request>(
         &self,
         request: &R,
@@ -327,355 +329,6 @@ impl PartialEq for Connection {
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "connection to {}", self.0.0.peer)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Method {
-    number: u16,
-    name: &'static str,
-}
-
-/// Outgoing calls.
-impl Inner {
-    async fn call(
-        &self,
-        method: Method,
-        body: &(dyn Fn(&mut Writer) + Sync),
-        payload: Payload,
-        patience: Duration,
-    ) -> Result<Answer> {
-        let begun = self.env.clock.now();
-        let mut wait = None;
-        let answered = self.call_since((begun, &mut wait), method, body, payload, patience).await;
-        let now = self.env.clock.now();
-        if let Some(wait) = wait {
-            wait.end_at(now.0);
-        }
-        self.counts.called(method.number, begun, now);
-        answered
-    }
-
-    async fn call_since(
-        &self,
-        (begun, wait): (Instant, &mut Option<WaitGuard>),
-        method: Method,
-        body: &(dyn Fn(&mut Writer) + Sync),
-        payload: Payload,
-        patience: Duration,
-    ) -> Result<Answer> {
-        let deadline = begun + patience;
-        let (_turn, waited) = self.turn(payload.len(), method, patience).await?;
-        let now = if waited { self.env.clock.now() } else { begun };
-        let (id, mut answer) = self.register()?;
-        let _cancel = CancelOnDrop { inner: self, id };
-        let mut header = Header::new(FrameKind::Request, id);
-        header.method = method.number;
-        header.patience_ms = millis_rounded_up(deadline.since(now));
-        self.counts.sent(payload.len());
-        *wait = self.counts.awaits(method.number, now);
-        let encode = |w: &mut Writer| body(w);
-        self.outgoing.push(header, &encode, payload).map_err(|e| e.doing(method.name))?;
-        // Not one expression: the guard would live through the flush, which may close and take this lock
-        // again.
-        let busy = lock(&self.calls).waiting.len() > INLINE_CALLS_MAX;
-        self.flush(busy);
-        tokio::select! {
-            biased;
-            // The sender is dropped only by `close`, which answers first.
-            answer = &mut answer => answer.unwrap_or_else(|_| Err(self.reason())),
-            () = self.env.clock.sleep_until(deadline) => Err(Error::deadline(format!(
-                "{} ({}): no answer from {} within {patience:?}",
-                method.name, method.number, self.peer
-            ))),
-        }
-    }
-
-    /// Waits until few enough calls, and bytes, are in flight. True: it had to wait.
-    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<(Turn<'_>, bool)> {
-        let units = bytes.div_ceil(INFLIGHT_UNIT).min(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT) as u32;
-        // There is almost always room: then no timer is needed.
-        if let Ok(call) = self.call_slots.try_acquire() {
-            if units == 0 {
-                return Ok((Turn { _call: call, _bytes: None }, false));
-            }
-            if let Ok(bytes) = self.byte_slots.try_acquire_many(units) {
-                return Ok((Turn { _call: call, _bytes: Some(bytes) }, false));
-            }
-        }
-        let _wait = self.counts.awaits_slot(method.number, self.env.clock.now());
-        let wait = async {
-            let call = self.call_slots.acquire().await.ok()?;
-            let bytes = self.byte_slots.acquire_many(units).await.ok()?;
-            Some(Turn { _call: call, _bytes: Some(bytes) })
-        };
-        match self.env.clock.timeout(patience, wait).await {
-            Ok(Some(turn)) => Ok((turn, true)),
-            Ok(None) => Err(self.reason()),
-            Err(_) => Err(Error::deadline(format!(
-                "{} ({}): {} did not answer earlier calls within {patience:?}, this one was not sent",
-                method.name, method.number, self.peer
-            ))),
-        }
-    }
-
-    fn register(&self) -> Result<(u64, oneshot::Receiver<Result<Answer>>)> {
-        let (tx, rx) = oneshot::channel();
-        let mut calls = lock(&self.calls);
-        if calls.closed {
-            drop(calls);
-            return Err(self.reason());
-        }
-        calls.next += 1;
-        let id = calls.next;
-        calls.waiting.insert(id, tx);
-        Ok((id, rx))
-    }
-
-    fn answer(&self, call: u64, answer: Result<Answer>) {
-        let waiting = lock(&self.calls).waiting.remove(&call);
-        if let Some(waiting) = waiting {
-            let _ = waiting.send(answer); // the caller may have given up: its Cancel is on the way
-        }
-    }
-}
-
-struct Turn<'a> {
-    _call: SemaphorePermit<'a>,
-    _bytes: Option<SemaphorePermit<'a>>,
-}
-
-/// Sends a `Cancel` when the caller gives up: the deadline passed, or it was dropped.
-struct CancelOnDrop<'a> {
-    inner: &'a Inner,
-    id: u64,
-}
-
-impl Drop for CancelOnDrop<'_> {
-    fn drop(&mut self) {
-        let waited = lock(&self.inner.calls).waiting.remove(&self.id);
-        if waited.is_some() {
-            self.inner.send(Header::new(FrameKind::Cancel, self.id));
-            self.inner.flush(true);
-        }
-    }
-}
-
-/// Incoming calls.
-impl Inner {
-    /// Serves what arrives until the connection ends; returns the reason.
-    async fn read(self: &Arc<Self>, mut incoming: Incoming, service: &dyn Service) -> Error {
-        let mut served = false;
-        loop {
-            if !incoming.has_header() {
-                // Everything from the last read is answered: the replies are sent together.
-                if std::mem::take(&mut served) {
-                    service.caught_up();
-                }
-                self.flush(false);
-                self.outgoing.wait_for_room().await;
-            }
-            let header = match incoming.header().await {
-                Ok(Some(header)) => header,
-                Ok(None) => return ended("closed by the peer"),
-                Err(e) => return e,
-            };
-            let (len, most) = (header.0.payload_len, service.payload_max(self.proved().sender()));
-            if header.0.kind == FrameKind::Request && len > most {
-                let why =
-                    format!("oversize request: a payload of {len} bytes, at most {most} are taken here");
-                return Error::invalid(why);
-            }
-            let frame = match incoming.rest(header.0, &header.1).await {
-                Ok(frame) => frame,
-                Err(e) => return e,
-            };
-            served |= frame.header.kind == FrameKind::Request;
-            if let Err(reason) = self.take(frame, service) {
-                return reason;
-            }
-        }
-    }
-
-    fn take(self: &Arc<Self>, frame: Frame, service: &dyn Service) -> Result<()> {
-        let Frame { header, body, payload } = frame;
-        match header.kind {
-            FrameKind::Request => return self.serve(header, body, payload, service),
-            FrameKind::Response => {
-                let payload_crc = header.payload_crc;
-                self.answer(
-                    header.call,
-                    payload.map(|payload| Answered { reply: body, payload, payload_crc }),
-                );
-            }
-            FrameKind::ErrorResponse => self.answer(header.call, Err(Error::from_bytes(&body)?)),
-            FrameKind::Cancel => drop(lock(&self.served).waited_for.remove(&header.call)),
-            FrameKind::Ping if header.flags & FLAG_ECHO != 0 => {
-                self.send(Header::new(FrameKind::Ping, header.call));
-            }
-            FrameKind::Ping => {}
-            FrameKind::Goodbye => return Err(Error::from_bytes(&body)?.doing("closed by the peer")),
-            FrameKind::Hello | FrameKind::HelloAck => {
-                return Err(Error::invalid("a second hello on one connection"));
-            }
-        }
-        Ok(())
-    }
-
-    fn proved(&self) -> Proved {
-        self.acts_for.get().map_or(self.peer.proved, |uid| Proved::User(*uid))
-    }
-
-    fn serve(
-        self: &Arc<Self>,
-        header: Header,
-        body: Bytes,
-        payload: Result<Bytes>,
-        service: &dyn Service,
-    ) -> Result<()> {
-        let method = service.method(header.method).ok_or_else(|| not_served(header.method));
-        let allowed = method.and_then(|method| {
-            let allowed = self.proved().check(method, &self.peer);
-            allowed.inspect_err(|e| self.tell_refused(method, e, service))
-        });
-        let payload = match allowed.and(payload) {
-            Ok(payload) => payload,
-            Err(e) => {
-                self.reply(header.call, Err(e));
-                return Ok(());
-            }
-        };
-        let Some(handle) = self.handle.get().and_then(Weak::upgrade) else {
-            return Err(ended("closed by this node"));
-        };
-        let patience = Duration::from_millis(header.patience_ms.into());
-        let begun = self.env.clock.now();
-        let deadline = begun + patience.saturating_sub(time_to_report(patience));
-        self.counts.received(payload.len());
-        let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
-        let request = Asked { call: header.call, method: header.method, begun };
-        match service.handle_or_defer(call, Defer { inner: self, request }) {
-            Some(Handled::Now(result)) => {
-                self.reply(header.call, result);
-                self.counts.served(header.method, begun, self.env.clock.now());
-            }
-            Some(Handled::Later(work)) => {
-                if let Some(job) = self.begin(request) {
-                    self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
-                }
-            }
-            None => {}
-        }
-        Ok(())
-    }
-
-    fn tell_refused(&self, method: &methods::Method, why: &Error, service: &dyn Service) {
-        self.counts.refused.add(1);
-        if let Some(handle) = self.handle.get().and_then(Weak::upgrade) {
-            service.refused(method, &Connection(handle), why);
-        }
-    }
-
-    /// `None`: too many requests are being served, and the caller got an error.
-    fn begin(self: &Arc<Self>, request: Asked) -> Option<Job> {
-        let call = request.call;
-        let mut served = lock(&self.served);
-        if served.count >= SERVED_MAX {
-            drop(served);
-            let busy = format!("{SERVED_MAX} requests of this connection are being served already");
-            self.reply(call, Err(Error::unavailable(busy)));
-            return None;
-        }
-        served.count += 1;
-        served.waited_for.insert(call);
-        self.counts.serving.add(1);
-        Some(Job { inner: self.clone(), request, ended: false })
-    }
-
-    fn reply(&self, call: u64, result: Result<Reply>) {
-        let pushed = result.and_then(|reply| {
-            self.counts.sent(reply.payload.len());
-            let body = |w: &mut Writer| w.bytes.extend_from_slice(&reply.body);
-            self.outgoing.push(Header::new(FrameKind::Response, call), &body, reply.payload)
-        });
-        if let Err(e) = pushed {
-            self.send_error(Header::new(FrameKind::ErrorResponse, call), &e);
-        }
-    }
-}
-
-/// Offers to answer a request later without a task for it.
-pub struct Defer<'a> {
-    inner: &'a Arc<Inner>,
-    request: Asked,
-}
-
-/// A request of the peer.
-#[derive(Clone, Copy)]
-struct Asked {
-    call: u64,
-    method: u16,
-    begun: Instant,
-}
-
-impl Defer<'_> {
-    /// `None`: too many requests are being served, and the caller got an error.
-    pub fn take(self) -> Option<Responder> {
-        self.inner.begin(self.request).map(Responder)
-    }
-}
-
-/// Answers one request, from anywhere. If it is dropped without an answer, the caller waits until its
-/// deadline.
-pub struct Responder(Job);
-
-impl Responder {
-    pub fn answer(self, result: Result<Reply>) {
-        self.0.end(result);
-    }
-}
-
-/// A request in progress.
-struct Job {
-    inner: Arc<Inner>,
-    request: Asked,
-    ended: bool,
-}
-
-impl Job {
-    fn end(mut self, result: Result<Reply>) {
-        self.finish(result);
-    }
-    fn finish(&mut self, result: Result<Reply>) {
-        self.ended = true;
-        let Asked { call, method, begun } = self.request;
-        let (waited_for, busy) = self.leave();
-        if waited_for {
-            self.inner.reply(call, result);
-            self.inner.flush(busy);
-        }
-        self.inner.counts.served(method, begun, self.inner.env.clock.now());
-    }
-    /// Whether the caller still waits, and whether others are being served.
-    fn leave(&self) -> (bool, bool) {
-        self.inner.counts.serving.add(-1);
-        let mut served = lock(&self.inner.served);
-        served.count -= 1;
-        (served.waited_for.remove(&self.request.call), served.count > INLINE_CALLS_MAX)
-    }
-}
-
-impl Drop for Job {
-    /// A service that panics fails its call at once. (An aborted task belongs to a killed node: it stays
-    /// silent.)
-    fn drop(&mut self) {
-        if self.ended {
-            return;
-        }
-        if std::thread::panicking() {
-            return self.finish(Err(Error::io("the service panicked while it served this request")));
-        }
-        self.leave();
     }
 }
 
@@ -831,14 +484,6 @@ impl Drop for CloseOnPanic<'_> {
             self.0.close(Error::io("the service panicked"), true);
         }
     }
-}
-
-fn time_to_report(patience: Duration) -> Duration {
-    (patience / TIME_TO_REPORT_PART).min(TIME_TO_REPORT_MAX)
-}
-
-fn millis_rounded_up(d: Duration) -> u32 {
-    u32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// An end that needs no attention.

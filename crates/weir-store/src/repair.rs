@@ -16,20 +16,25 @@ use crate::cells::Scope;
 use crate::crash_points;
 use crate::format::Overlay;
 use crate::peers::join_all;
-use crate::read::CELL_BYTES_MAX;
 use crate::service::{Acting, STRIPES_AT_ONCE, StorageNode, Target, sequencer};
 use crate::store::{FragmentWrite, Install};
 use bytes::Bytes;
+use decode::too_few;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use weir_env::BoxFuture;
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
-use weir_proto::ec::Coder;
 use weir_proto::map::{Group, MemberState};
 use weir_proto::{CellId, Epoch, Error, FileId, Result, Seq, Version};
 
 mod rounds;
+
+mod decode;
+mod unknown;
+
+pub(crate) use decode::Rebuilt;
+pub use decode::{holders_of, newest_whole};
 
 /// Cells in one listing. Listings of all groups in parallel take as much memory as one of 2048 cells did
 /// sequentially.
@@ -87,17 +92,6 @@ pub fn may_be_ahead(cell: &CellSummary, since: Epoch, epoch: Epoch) -> bool {
     cell.seq > Seq(0) || (since..epoch).contains(&cell.epoch)
 }
 
-/// A fragment rebuilt from other members.
-pub(crate) struct Rebuilt {
-    pub bytes: Bytes,
-    pub version: Version,
-    folded_seqs: Vec<Seq>,
-    /// For a data cell: overlays up to here are in the bytes.
-    pub folded_seq: Seq,
-    /// Other members that lack their fragment.
-    missing: MissingMask,
-}
-
 impl StorageNode {
     async fn repair_group(&self, acting: &Acting) -> Result<()> {
         let group = acting.group();
@@ -135,22 +129,6 @@ impl StorageNode {
         self.drop_given_up(acting, &peers).await
     }
 
-    /// With fewer than k current members nothing can be rebuilt. But where targets went down one after the
-    /// other (a site lost its power), the first of them have often missed nothing.
-    async fn check_nothing_was_written(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
-        let mut after = None;
-        loop {
-            let (lists, until) = self.list_peers(acting, peers, after, Epoch(since.0 + 1)).await?;
-            if lists.iter().flat_map(|l| &l.cells).any(|cell| cell.epoch > since) {
-                return Err(too_few(acting.group()));
-            }
-            match until {
-                Some(cell) => after = Some(cell),
-                None => return Ok(()),
-            }
-        }
-    }
-
     /// Once for each time that this target lost its data, and after a start.
     pub(crate) async fn forget_lost(&self, acting: &Acting) -> Result<()> {
         let (scope, store) = (acting.scope, acting.target.store.clone());
@@ -161,42 +139,6 @@ impl StorageNode {
             forgotten().insert(scope.group, scope.lost_at);
         }
         Ok(())
-    }
-
-    /// Drops versions that writers prepared here before this member was away, and that no current member has:
-    /// they were dropped meanwhile. If any member had committed one, all would have it ([`HoldStripe`]).
-    async fn drop_given_up(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
-        let store = &acting.target.store;
-        for (cell, version) in store.writers_prepared(acting.scope.group)? {
-            if usize::from(cell.index) != acting.position {
-                continue;
-            }
-            let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
-            let stats = join_all(asked).await.into_iter().collect::<Result<Vec<_>>>()?;
-            if !stats.iter().any(|s| s.base == version || s.prepared.contains(&version)) {
-                store.durable(store.drop_given_up(&acting.scope, cell, version)?).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether any cell here was last written before the group's present epoch, or may be ahead of other
-    /// members: [`Self::drop_unknown`] skips all others. Listing raises the own store to the epoch, so none
-    /// is added later. If there is none, the peers need not list all their cells.
-    fn may_have_more(&self, acting: &Acting, since: Epoch) -> Result<bool> {
-        let (store, group) = (&acting.target.store, acting.group());
-        let mut after = None;
-        loop {
-            let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
-            let more = |c: &CellSummary| c.epoch < group.epoch || may_be_ahead(c, since, group.epoch);
-            if list.cells.iter().any(more) {
-                return Ok(true);
-            }
-            match list.cells.last() {
-                Some(last) if list.more => after = Some(last.cell),
-                _ => return Ok(false),
-            }
-        }
     }
 
     /// The next stripes in order that any of the peers lists, and where the next listing starts.
@@ -323,147 +265,6 @@ impl StorageNode {
         acting.target.store.durable(committed).await
     }
 
-    /// Copies a version that will be committed from the peers, beside the base.
-    pub(crate) async fn take_version(&self, acting: &Acting, r: &HoldStripe) -> Result<()> {
-        let HoldStripe { cell, version, missing, token_epoch, .. } = *r;
-        match self.decode_version(acting, cell, Some(version)).await? {
-            Some(rebuilt) => {
-                self.install(acting, cell, rebuilt, Install::Beside { token_epoch }, missing).await
-            }
-            None => Err(Error::not_found(format!("cell {cell}: fewer members than needed have {version}"))),
-        }
-    }
-
-    /// The fragment of the member at `acting.position`, decoded from the current members' last committed
-    /// version.
-    pub(crate) async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
-        self.decode_version(acting, own, None).await
-    }
-
-    /// The own fragment, `bytes` long, decoded from k others.
-    async fn reconstruct(
-        &self,
-        acting: &Acting,
-        fragments: Vec<(usize, Bytes)>,
-        len: usize,
-    ) -> Result<Bytes> {
-        let (scheme, wanted) = (acting.group().scheme, acting.position);
-        let mut buf = self.env.buffers.get(len);
-        let decode = move || {
-            let present: Vec<(usize, &[u8])> = fragments.iter().map(|(p, b)| (*p, &b[..])).collect();
-            Coder::new(scheme)?.reconstruct(&present, &[wanted], &mut [&mut buf[..]])?;
-            Ok(buf.freeze())
-        };
-        self.env.tasks.blocking(decode).await
-    }
-
-    /// Like [`Self::decode_from_peers`], at a given version, committed or not. `None`: fewer than k have it.
-    async fn decode_version(
-        &self,
-        acting: &Acting,
-        own: CellId,
-        version: Option<Version>,
-    ) -> Result<Option<Rebuilt>> {
-        let group = acting.group();
-        let data = usize::from(group.scheme.data);
-        let peers = current_peers(group, acting.position);
-        let mut stats = BTreeMap::new();
-        let asked = peers.iter().map(|p| self.stat_peer(acting, *p, own)).collect();
-        for (p, stat) in peers.iter().zip(join_all(asked).await) {
-            stats.insert(*p, stat?);
-        }
-        if stats.len() < data {
-            return Err(Error::unavailable(format!(
-                "cell {own}: {} members are current, {data} needed",
-                stats.len()
-            )));
-        }
-        // Fewer than k fragments of the newest version: a writer died before it was acknowledged.
-        let found = match version {
-            Some(version) => holders_of(&stats, version, data).map(|holders| (version, holders)),
-            None => newest_whole(&stats, data),
-        };
-        let Some((version, holders)) = found else { return Ok(None) };
-        let mut fragments: Vec<(usize, Bytes)> = Vec::new();
-        let mut folded_seqs = Vec::new();
-        let mut data_folded: BTreeMap<usize, Seq> = BTreeMap::new();
-        let mut parity_bytes = None;
-        let mut problem = None;
-        for p in holders {
-            let is_data = |(p, _): &(usize, Bytes)| *p < data;
-            if fragments.len() == data && (!folded_seqs.is_empty() || fragments.iter().all(is_data)) {
-                break;
-            }
-            match self.read_fragment(acting, p, own, version).await {
-                Ok((read, bytes)) => {
-                    if p >= data {
-                        folded_seqs = read.folded_seqs;
-                        parity_bytes = Some(bytes.len());
-                    } else {
-                        data_folded.insert(p, read.seq);
-                    }
-                    fragments.push((p, bytes));
-                }
-                Err(e) => drop(problem.insert(e)),
-            }
-        }
-        if fragments.len() < data {
-            return Err(problem.unwrap_or_else(|| Error::damaged(format!("cell {own}: too few fragments"))));
-        }
-        let longest = fragments.iter().map(|(_, b)| b.len()).max().unwrap_or(0);
-        let parity_bytes = parity_bytes.unwrap_or(longest);
-        let len = parity_bytes.max(longest);
-        if len > CELL_BYTES_MAX as usize {
-            return Err(Error::damaged(format!("cell {own}: fragments of {len} bytes")));
-        }
-        let bytes = self.reconstruct(acting, fragments, len).await?;
-        if folded_seqs.is_empty() && acting.position >= data && data_folded.values().any(|c| *c > Seq(0)) {
-            folded_seqs = (0..data).map(|i| data_folded.get(&i).copied().unwrap_or_default()).collect();
-        }
-        let folded_seq = if acting.position < data {
-            folded_seqs.get(acting.position).copied().unwrap_or_default()
-        } else {
-            Seq(0)
-        };
-        let missing = stats.values().fold(0, |mask, s| mask | s.missing) & !(1 << acting.position);
-        Ok(Some(Rebuilt { bytes, version, folded_seqs, folded_seq, missing }))
-    }
-
-    fn stat_peer(
-        &self,
-        acting: &Acting,
-        position: usize,
-        own: CellId,
-    ) -> BoxFuture<'static, Result<CellStat>> {
-        let group = acting.group();
-        let place = Place { target: group.members[position].target, group: group.id, epoch: group.epoch };
-        let cell = CellId { index: position as u8, ..own };
-        let answer = self.ask(place.target, StatCell { place, cell }, Vec::new());
-        Box::pin(async move { Ok(answer.await?.0) })
-    }
-
-    /// The whole fragment of a peer at one version, verified.
-    pub(crate) async fn read_fragment(
-        &self,
-        acting: &Acting,
-        position: usize,
-        own: CellId,
-        version: Version,
-    ) -> Result<(CellRead, Bytes)> {
-        let group = acting.group();
-        let place = Place { target: group.members[position].target, group: group.id, epoch: group.epoch };
-        let cell = CellId { index: position as u8, ..own };
-        let request = ReadCell { place, cell, view: ReadView::Base, version, offset: 0, len: CELL_BYTES_MAX };
-        let (read, bytes) = self.ask(place.target, request, Vec::new()).await?;
-        if read.version != version
-            || bytes.len() != read.fragment_bytes as usize
-            || block_crcs(&bytes, CHECKSUM_BLOCK as usize) != read.block_crcs
-        {
-            return Err(Error::damaged(format!("cell {cell} from {}: not what was asked for", place.target)));
-        }
-        Ok((read, bytes))
-    }
-
     /// Makes the own log of a data cell equal to that of a current holder.
     pub(crate) async fn copy_overlays(&self, acting: &Acting, cell: CellId) -> Result<()> {
         let group = acting.group();
@@ -555,82 +356,6 @@ impl StorageNode {
         Ok(drops)
     }
 
-    /// Drops cells that no current peer has and that were last written before the group's present epoch: the
-    /// peers dropped them while this target was away. Cells with overlays that only this target has (never
-    /// acknowledged) are replaced by the other members' copies.
-    async fn drop_unknown(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
-        let mut after = None;
-        loop {
-            let (known, until) = self.list_stripes(acting, peers, after, Epoch(0)).await?;
-            self.drop_unknown_up_to(acting, peers, since, after, until, &known).await?;
-            match until {
-                Some(cell) => after = Some(cell),
-                None => return Ok(()),
-            }
-        }
-    }
-    async fn drop_unknown_up_to(
-        &self,
-        acting: &Acting,
-        peers: &[usize],
-        since: Epoch,
-        mut after: Option<CellId>,
-        until: Option<CellId>,
-        known: &BTreeMap<(FileId, u64), StripeView>,
-    ) -> Result<()> {
-        let (store, group) = (&acting.target.store, acting.group());
-        let mut checked: BTreeSet<(FileId, u64)> = BTreeSet::new();
-        loop {
-            let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
-            for summary in &list.cells {
-                after = Some(summary.cell);
-                let stripe = (summary.cell.file, summary.cell.stripe);
-                if until.is_some_and(|u| summary.cell > u) {
-                    return Ok(());
-                }
-                let is_ahead = may_be_ahead(summary, since, group.epoch);
-                if (summary.epoch >= group.epoch && !is_ahead) || checked.contains(&stripe) {
-                    continue;
-                }
-                match known.get(&stripe) {
-                    Some(view) if !(since..group.epoch).contains(&summary.epoch) && view.has_log(summary) => {
-                        continue;
-                    }
-                    Some(view) if is_ahead => {
-                        let mut view = view.clone();
-                        for index in 0..group.scheme.data {
-                            view.logs.entry(index).or_insert_with(|| BTreeSet::from([(Seq(0), 0)]));
-                        }
-                        self.repair_stripe(acting, stripe.0, stripe.1, &view).await?;
-                    }
-                    // Written here after the peers were listed, or not comparable.
-                    None if summary.epoch < group.epoch => {
-                        self.drop_if_unknown(acting, peers, summary.cell).await?;
-                    }
-                    _ => continue,
-                }
-                checked = BTreeSet::from([stripe]);
-            }
-            if !list.more {
-                return Ok(());
-            }
-        }
-    }
-    async fn drop_if_unknown(&self, acting: &Acting, peers: &[usize], cell: CellId) -> Result<()> {
-        let (store, group) = (&acting.target.store, acting.group());
-        let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
-        for stat in join_all(asked).await {
-            if stat?.known {
-                return Ok(());
-            }
-        }
-        for index in 0..group.members.len() as u8 {
-            let seq = store.drop_cell_older(CellId { index, ..cell }, group.epoch)?;
-            store.durable(seq).await?;
-        }
-        Ok(())
-    }
-
     /// Verifies cells that are suspected of damage, and rebuilds the damaged ones.
     pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
         for cell in target.take_suspects() {
@@ -663,28 +388,6 @@ impl StorageNode {
         };
         Ok(position.map(acting))
     }
-}
-
-/// The newest version that any member has committed and that k or more hold (some still as prepared), and its
-/// holders.
-pub fn newest_whole(stats: &BTreeMap<usize, CellStat>, data: usize) -> Option<(Version, Vec<usize>)> {
-    let committed: BTreeSet<Version> = stats.values().map(|s| s.base).filter(|v| *v > Version(0)).collect();
-    committed.into_iter().rev().find_map(|version| Some((version, holders_of(stats, version, data)?)))
-}
-/// The holders of a version, committed or not, if there are k or more.
-pub fn holders_of(stats: &BTreeMap<usize, CellStat>, version: Version, data: usize) -> Option<Vec<usize>> {
-    let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
-    let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();
-    (holders.len() >= data).then_some(holders)
-}
-
-fn too_few(group: &Group) -> Error {
-    Error::unavailable(format!(
-        "{}: {} members are current, {} needed",
-        group.id,
-        group.current_count(),
-        group.scheme.data
-    ))
 }
 
 pub(crate) fn current_peers(group: &Group, own: usize) -> Vec<usize> {

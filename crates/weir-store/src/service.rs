@@ -47,6 +47,7 @@ const SUSPECTS_MAX: usize = 4096;
 
 mod agree;
 mod overlays;
+mod reads;
 mod tail;
 mod under_way;
 
@@ -472,56 +473,6 @@ impl StorageNode {
 
     // ---- reading
 
-    fn read_cell(&self, r: ReadCell) -> Handled {
-        let acting = match self.admit(r.place) {
-            Err(e) => return Handled::Now(Err(e)),
-            Ok(Admit::Ready(acting)) => acting,
-            Ok(Admit::NeedsMap(_)) => {
-                let node = self.shared();
-                return Handled::Later(Box::pin(async move {
-                    let acting = node.acting(r.place).await?;
-                    let plan = acting.target.store.plan_read(&acting.scope, &r)?;
-                    node.read_planned(acting.target.store.clone(), for_reader(&r, plan)).await
-                }));
-            }
-        };
-        let store = acting.target.store.clone();
-        match store.plan_read(&acting.scope, &r) {
-            Err(e) => Handled::Now(Err(e)),
-            Ok(plan) if !plan.needs_disk() => {
-                Handled::Now(store.read(&plan).map(|(answer, payload)| read_reply(&answer, payload)))
-            }
-            Ok(plan) => {
-                let (node, plan) = (self.shared(), for_reader(&r, plan));
-                Handled::Later(Box::pin(async move { node.read_planned(store, plan).await }))
-            }
-        }
-    }
-    async fn read_planned(&self, store: Arc<Store>, plan: crate::read::Plan) -> Result<Reply> {
-        if store.reads_here(&plan)
-            && let Some(_here) = self.env.tasks.block_here()
-        {
-            let under_way = store.begin_disk();
-            let read = store.read(&plan);
-            under_way.end();
-            return read.map(|(answer, payload)| read_reply(&answer, payload));
-        }
-        let reader = store.clone();
-        let (answer, payload) = self.on_disk(&store, move || reader.read(&plan)).await?;
-        Ok(read_reply(&answer, payload))
-    }
-    fn read_overlays(&self, r: ReadOverlays) -> Handled {
-        self.blocking(r.place, move |store, _| {
-            let (reply, payload) = store.read_overlays(r.cell, r.after)?;
-            Ok((CommitSeq(0), reply, payload))
-        })
-    }
-    fn stat_cell(&self, r: StatCell) -> Handled {
-        self.look(r.place, move |acting| {
-            Ok(Reply::new(&acting.target.store.stat_cell(&acting.scope, r.cell)?))
-        })
-    }
-
     // ---- files and targets
 
     fn drop_file(&self, r: DropFile) -> Handled {
@@ -549,45 +500,6 @@ impl StorageNode {
             }
             Ok(Reply::new(&reply))
         }))
-    }
-    fn list_cells(&self, r: ListCells) -> Handled {
-        let place = Place { target: r.target, group: r.group, epoch: r.epoch };
-        self.blocking(place, move |store, acting| {
-            let list = match crate::refilled::lists_in_doubt(acting.group(), acting.map.level) {
-                true => store.list_cells_in_doubt(r.group, r.after, r.since, r.epoch, r.limit)?,
-                false => store.list_cells(r.group, r.after, r.since, r.epoch, r.limit)?,
-            };
-            Ok((CommitSeq(0), list, Vec::new()))
-        })
-    }
-    fn next_stripe(&self, r: NextStripe) -> Handled {
-        self.look(r.place, move |acting| {
-            let stripe = acting.target.store.next_stripe(&acting.scope, r.file, r.from_stripe)?;
-            Ok(Reply::new(&StripeFound { stripe }))
-        })
-    }
-    fn list_truncations(&self, r: ListTruncations) -> Handled {
-        let node = self.shared();
-        Handled::Later(Box::pin(async move {
-            let store = node.target(r.target)?.store.clone();
-            node.check_announced(&r.epochs).await?;
-            let (seq, list) = store.list_truncations(r.after, &r.epochs, r.limit)?;
-            store.durable(seq).await?;
-            Ok(Reply::new(&list))
-        }))
-    }
-    fn list_fences(&self, r: ListFences) -> Handled {
-        let node = self.shared();
-        Handled::Later(Box::pin(async move {
-            let store = node.target(r.target)?.store.clone();
-            node.check_announced(&r.epochs).await?;
-            let (seq, list) = store.list_fences(r.after, &r.epochs, r.limit)?;
-            store.durable(seq).await?;
-            Ok(Reply::new(&list))
-        }))
-    }
-    fn stat_target(&self, r: &StatTarget, payload: Bytes) -> Handled {
-        Handled::Now(self.target(r.target).map(|t| Reply::with_payload(&t.store.stat(), payload)))
     }
     fn pass_on(&self, r: PassOn, payload: Bytes, deadline: Instant) -> Handled {
         let patience = deadline.since(self.env.clock.now());
@@ -636,21 +548,6 @@ impl Target {
     pub(crate) fn take_suspects(&self) -> BTreeSet<CellId> {
         std::mem::take(&mut self.suspects.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// A merged view is for a client, which verifies it; bases are used to decode, and are verified first.
-fn for_reader(r: &ReadCell, plan: crate::read::Plan) -> crate::read::Plan {
-    match r.view {
-        ReadView::Merged => plan.verified_by_reader(),
-        ReadView::Base => plan,
-    }
-}
-
-/// The checksum of the whole follows from the blocks': the bytes are not read again.
-fn read_reply(answer: &CellRead, parts: Vec<Bytes>) -> Reply {
-    let len = parts.iter().map(|p| p.len() as u64).sum();
-    let crc = weir_proto::checksum::crc_of_blocks(&answer.block_crcs, len);
-    Reply::with_payload(answer, weir_rpc::Payload { parts, crc })
 }
 
 /// The member that leads the seals of a group: its first current parity target, without parity the only data

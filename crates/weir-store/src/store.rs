@@ -6,12 +6,12 @@
 //!
 //! Knows cells, versions and sequence numbers; nothing of files' sizes, of other targets, or of the network.
 use crate::alloc::{Extent, Geometry};
-use crate::cells::{self, Admission, Appended, Delta, Numbering, Scope};
+use crate::cells::{self, Delta, Scope};
 use crate::crash_points;
 use crate::entries::get;
 use crate::format::*;
 use crate::lookup;
-use crate::read::{BadBlock, CELL_BYTES_MAX, Plan, inline_data};
+use crate::read::{BadBlock, Plan};
 use crate::recent_map::RecentMap;
 use crate::slab::{Purpose, Slabs};
 use crate::spill::Spill;
@@ -20,22 +20,14 @@ use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use weir_env::{BufferPool, Env, File, Instant, OpenMode, Pace};
-use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
-use weir_proto::checksum::{block_crcs, crc32c};
+use weir_env::{BufferPool, Env, File, OpenMode, Pace};
+use weir_kv::{CommitSeq, Scan, SharedKv, Txn};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
-use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, Seq, TargetId, Version};
+use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, TargetId, Version};
 
-/// Overlay data up to this size is part of the journal record of its commit: one sync instead of two. Larger
-/// data goes to slabs at once: with 8 writers 47 KB each reached 86 MiB/s through the journal and its folds,
-/// 70 KB each 475 past them.
-pub const INLINE_BYTES_MAX: u32 = 16 << 10;
-/// Data of one `ReadOverlays` reply.
-const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
-const OVERLAYS_REPLY_COUNT: usize = 8192;
 /// Cells dropped, or looked through for missing fragments, in one transaction.
 pub(crate) const DROP_BATCH: usize = 256;
 /// Entries of one listing.
@@ -51,7 +43,12 @@ const READ_HERE_MAX: Duration = Duration::from_micros(300);
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
+mod fragments;
+mod log;
 mod upkeep;
+
+pub use fragments::FragmentWrite;
+pub use log::{INLINE_BYTES_MAX, OverlayWrite};
 
 pub struct Store {
     pub target: TargetId,
@@ -80,29 +77,6 @@ struct Counters {
     overlay_bytes: AtomicI64,
     fragment_bytes_written: AtomicU64,
     overlay_bytes_written: AtomicU64,
-}
-
-/// An overlay to log.
-pub struct OverlayWrite<'a> {
-    pub cell: CellId,
-    pub token_epoch: u32,
-    pub offset: u32,
-    pub len: u32,
-    pub kind: OverlayKind,
-    pub crc: u32,
-    pub missing: u64,
-    pub data: &'a [u8],
-}
-
-/// A version to write.
-pub struct FragmentWrite<'a> {
-    pub cell: CellId,
-    pub version: Version,
-    pub mode: WriteMode,
-    pub missing: u64,
-    pub folded_seqs: &'a [Seq],
-    pub block_crcs: &'a [u32],
-    pub data: &'a [u8],
 }
 
 /// The destination of a fragment that was rebuilt from other members.
@@ -153,307 +127,7 @@ impl Store {
 
     // ---- fragments
 
-    /// Writes a fragment; the caller waits for [`Store::durable`] of the result before it answers.
-    pub fn write_fragment(&self, scope: &Scope, write: &FragmentWrite<'_>) -> Result<CommitSeq> {
-        self.usable()?;
-        scope.check_index(write.cell)?;
-        if write.data.len() > CELL_BYTES_MAX as usize {
-            return Err(Error::invalid(format!(
-                "cell {}: a fragment of {} bytes",
-                write.cell,
-                write.data.len()
-            )));
-        }
-        if block_crcs(write.data, CHECKSUM_BLOCK as usize) != write.block_crcs {
-            return Err(Error::invalid(format!(
-                "cell {}: the bytes do not match their checksums",
-                write.cell
-            )));
-        }
-        self.forget_lost(scope, write.cell)?;
-        let mut admission = Admission::Write;
-        let seen = self.kv.read(&mut |r| {
-            cells::refuse_lower(r, scope.group, scope.epoch)?;
-            admission = self.admit(r, scope, write)?;
-            Ok(())
-        })?;
-        if admission == Admission::Present {
-            // A retry: the version is here. Only the mask may have grown.
-            let (marked, _) = self.mark_missing(scope, write.cell, write.version, write.missing)?;
-            return Ok(marked.max(seen));
-        }
-        let extent = self.store_new(write.data)?;
-        let fragment = Fragment {
-            version: write.version,
-            epoch: scope.epoch,
-            seal: write.mode == WriteMode::PrepareSeal,
-            missing: write.missing,
-            extent,
-            fragment_bytes: write.data.len() as u32,
-            folded_seq: folded_seq_of(scope, write.cell, write.folded_seqs),
-            folded_seqs: write.folded_seqs.to_vec(),
-            block_crcs: write.block_crcs.to_vec(),
-        };
-        let committed = self.commit_bytes(extent, &mut |txn, delta| {
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            if self.admit(txn, scope, write)? == Admission::Present {
-                delta.dropped.push(extent);
-                return Ok(());
-            }
-            match write.mode {
-                WriteMode::Fresh | WriteMode::Fill => {
-                    cells::fresh(txn, scope, write.cell, fragment.clone(), delta)
-                }
-                WriteMode::Prepare | WriteMode::PrepareSeal => {
-                    cells::prepare(txn, scope, write.cell, &fragment, delta)
-                }
-            }
-        })?;
-        self.crash_point(crash_points::FRAGMENT_LOGGED);
-        self.counters.fragment_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
-        let (cell, mode) = (write.cell, write.mode);
-        tracing::trace!(on = %self.target, %cell, version = %write.version, epoch = %scope.epoch, ?mode, missing = write.missing, folded_seqs = ?write.folded_seqs, "fragment");
-        Ok(committed)
-    }
-
-    fn admit(&self, read: &dyn Read, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Admission> {
-        let FragmentWrite { cell, version, mode, .. } = *write;
-        match mode {
-            WriteMode::Fill => return cells::admit_fill(read, scope, cell, version, write.block_crcs),
-            WriteMode::Prepare if self.given_up().get(&(cell, version)).is_some() => {
-                return Err(Error::stale(format!("cell {cell}: version {version} was given up")));
-            }
-            WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {}
-        }
-        cells::admit(read, cell, version, write.data, write.block_crcs)
-    }
-    fn given_up(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), GIVEN_UP_MAX>> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `token_epoch`: of the client that decided to commit.
-    pub fn commit_stripe(
-        &self,
-        scope: &Scope,
-        cell: CellId,
-        version: Version,
-        token_epoch: u32,
-    ) -> Result<CommitSeq> {
-        scope.check_index(cell)?;
-        let commit =
-            &mut |txn: &mut dyn Txn, delta: &mut Delta| cells::commit(txn, scope, cell, version, delta);
-        self.decided(scope, cell, token_epoch, commit)
-            .inspect(|_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "commit"))
-    }
-
-    pub fn drop_prepared(
-        &self,
-        scope: &Scope,
-        cell: CellId,
-        version: Version,
-        token_epoch: u32,
-    ) -> Result<CommitSeq> {
-        self.decided(scope, cell, token_epoch, &mut |txn, delta| {
-            self.given_up().note((cell, version), ());
-            cells::drop_prepared(txn, cell, version, delta)
-        })
-        .inspect(
-            |_| tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, "drop prepared"),
-        )
-    }
-
-    /// A change that is refused if the client that decided it was fenced.
-    fn decided(
-        &self,
-        scope: &Scope,
-        cell: CellId,
-        token_epoch: u32,
-        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
-    ) -> Result<CommitSeq> {
-        self.forget_lost(scope, cell)?;
-        self.change(&mut |txn, delta| {
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            cells::check_fence(txn, cell.file, token_epoch)?;
-            body(txn, delta)
-        })
-    }
-
-    /// Folds base and overlays into a prepared version, and returns its bytes.
-    pub fn seal_cell(
-        &self,
-        scope: &Scope,
-        cell: CellId,
-        version: Version,
-    ) -> Result<(CommitSeq, SealedCell, Vec<Bytes>)> {
-        self.usable()?;
-        scope.check_index(cell)?;
-        self.forget_lost(scope, cell)?;
-        let guard = self.slabs.begin_read();
-        let mut planned = None;
-        self.kv.read(&mut |r| {
-            cells::check_fence(r, cell.file, version.token_epoch())?;
-            planned = Some(Plan::new(r, scope, cell, ReadView::Merged, Version(0), 0, CELL_BYTES_MAX, None)?);
-            Ok(())
-        })?;
-        let plan = planned.expect("a read that succeeds has planned");
-        let bytes = self.run(&plan)?;
-        drop(guard);
-        let base = plan.base.as_ref();
-        let unchanged = plan.header.as_ref().is_none_or(|h| h.last_seq == h.folded_seq);
-        let mut data = bytes.payload.first().cloned().unwrap_or_default();
-        let mut block_crcs = bytes.block_crcs;
-        if !unchanged {
-            // Zeros at its end are not kept: a cell that was punched takes no space.
-            data.truncate(without_zeros(&data));
-            block_crcs.truncate(data.len().div_ceil(CHECKSUM_BLOCK as usize));
-        }
-        let fragment_bytes = data.len() as u32;
-        let extent = match base {
-            Some(base) if unchanged => base.extent,
-            _ => self.store_bytes(&data)?,
-        };
-        let fragment = Fragment {
-            version,
-            epoch: scope.epoch,
-            seal: true,
-            missing: scope.lacking(),
-            extent,
-            fragment_bytes,
-            folded_seq: plan.seq,
-            folded_seqs: Vec::new(),
-            block_crcs: block_crcs.clone(),
-        };
-        let expected = base.map_or(Version(0), |b| b.version);
-        let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
-        let committed = self.commit_bytes(own, &mut |txn, delta| {
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            cells::check_fence(txn, cell.file, version.token_epoch())?;
-            let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
-            let folded_seq = get::<Header>(txn, &header_key(cell))?.map_or(Seq(0), |h| h.folded_seq);
-            if present != expected
-                || version <= present
-                || plan.header.as_ref().map_or(Seq(0), |h| h.folded_seq) != folded_seq
-            {
-                return Err(Error::stale(format!(
-                    "seal of cell {cell} at {version}: its base is now {present}"
-                )));
-            }
-            if plan.header.is_some() && txn.get(&header_key(cell))?.is_none() {
-                return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
-            }
-            cells::prepare(txn, scope, cell, &fragment, delta)?;
-            Ok(())
-        })?;
-        let sealed = SealedCell { folded_seq: plan.seq, fragment_bytes, block_crcs };
-        tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, folded_seq = %plan.seq, "seal prepared");
-        Ok((committed, sealed, vec![data]))
-    }
-
     // ---- overlays
-
-    /// Logs an overlay; the caller waits until it is durable. Blocks only if its data is above
-    /// [`INLINE_BYTES_MAX`].
-    pub fn append(
-        &self,
-        scope: &Scope,
-        numbering: Numbering,
-        write: &OverlayWrite<'_>,
-    ) -> Result<(CommitSeq, Appended)> {
-        self.append_by(scope, numbering, write, Instant(u64::MAX))
-    }
-    /// Like [`Self::append`], or nothing once the deadline has passed.
-    pub fn append_by(
-        &self,
-        scope: &Scope,
-        numbering: Numbering,
-        write: &OverlayWrite<'_>,
-        deadline: Instant,
-    ) -> Result<(CommitSeq, Appended)> {
-        self.usable()?;
-        check_overlay(scope, write)?;
-        self.forget_lost(scope, write.cell)?;
-        let large = write.data.len() > INLINE_BYTES_MAX as usize;
-        let extent = if large { self.store_new(write.data)? } else { Extent::default() };
-        let overlay = Overlay {
-            offset: write.offset,
-            len: write.len,
-            kind: write.kind,
-            crc: write.crc,
-            token_epoch: write.token_epoch,
-            extent,
-        };
-        let inline = if large { &[] } else { write.data };
-        let mut outcome = Appended::At(Seq(0));
-        let committed = self.change_more(&mut |txn, delta| {
-            if self.env.clock.now() >= deadline {
-                return Err(Error::deadline(format!(
-                    "cell {}: its disk took the bytes too late",
-                    write.cell
-                )));
-            }
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            outcome =
-                cells::append(txn, scope, write.cell, numbering, &overlay, inline, write.missing, delta)?;
-            if !matches!(outcome, Appended::At(_)) {
-                delta.dropped.push(extent);
-            }
-            Ok(())
-        });
-        let committed = committed.inspect_err(|_| self.slabs.forget(extent))?;
-        let OverlayWrite { cell, offset, len, kind, token_epoch, .. } = *write;
-        tracing::trace!(on = %self.target, %cell, ?numbering, ?outcome, offset, len, ?kind, token_epoch, epoch = %scope.epoch, "overlay");
-        if let Appended::At(seq) = outcome {
-            if !inline.is_empty() {
-                self.spill.note(write.cell, seq, write.len);
-            }
-            self.counters.overlay_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
-        }
-        Ok((committed, outcome))
-    }
-
-    /// Overlays above `after` with their data, as many as fit into one reply.
-    pub fn read_overlays(&self, cell: CellId, after: Seq) -> Result<(OverlaysRead, Vec<Bytes>)> {
-        self.usable()?;
-        let _guard = self.slabs.begin_read();
-        let mut taken: Vec<(Seq, Overlay, Vec<u8>)> = Vec::new();
-        let mut more = false;
-        self.kv.read(&mut |r| {
-            let mut bytes = 0;
-            for (seq, overlay) in cells::overlays(r, cell, Seq(after.0.saturating_add(1)), Seq(u64::MAX))? {
-                if taken.len() == OVERLAYS_REPLY_COUNT
-                    || (bytes > 0 && bytes + u64::from(overlay.len) > OVERLAYS_REPLY_BYTES)
-                {
-                    more = true;
-                    break;
-                }
-                if overlay.kind == OverlayKind::Data {
-                    bytes += u64::from(overlay.len);
-                }
-                let inline = overlay.kind == OverlayKind::Data && overlay.extent.len == 0;
-                let data = if inline { inline_data(r, cell, seq, &overlay)? } else { Vec::new() };
-                taken.push((seq, overlay, data));
-            }
-            Ok(())
-        })?;
-        let mut reply = OverlaysRead { extents: Vec::new(), more };
-        let mut payload = Vec::new();
-        for (seq, o, inline) in taken {
-            if o.extent.len > 0 {
-                payload.push(self.slabs.read(o.extent, 0, o.len)?.freeze());
-            } else if !inline.is_empty() {
-                payload.push(Bytes::from(inline));
-            }
-            reply.extents.push(OverlayExtent {
-                seq,
-                offset: o.offset,
-                len: o.len,
-                kind: o.kind,
-                crc: o.crc,
-                token_epoch: o.token_epoch,
-            });
-        }
-        Ok((reply, payload))
-    }
 
     // ---- reading
 
@@ -749,14 +423,6 @@ fn count(counter: &AtomicI64) -> u64 {
     u64::try_from(counter.load(Relaxed)).unwrap_or(0)
 }
 
-fn folded_seq_of(scope: &Scope, cell: CellId, folded_seqs: &[Seq]) -> Seq {
-    if scope.is_data(cell) {
-        folded_seqs.get(usize::from(cell.index)).copied().unwrap_or_default()
-    } else {
-        Seq(0)
-    }
-}
-
 /// Takes the lock of the target in `dir`: one process at a time.
 pub fn lock_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
     let doing = format!("lock the target in {}", dir.display());
@@ -782,32 +448,4 @@ pub async fn wait_for_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
             reported => return reported,
         }
     }
-}
-
-fn check_overlay(scope: &Scope, write: &OverlayWrite<'_>) -> Result<()> {
-    let bad = |why: &str| Err(Error::invalid(format!("overlay of cell {}: {why}", write.cell)));
-    let expected = if write.kind == OverlayKind::Data { write.len as usize } else { 0 };
-    if !scope.is_data(write.cell) {
-        return bad("the index must be that of a data cell");
-    }
-    if write.kind == OverlayKind::Void {
-        let empty = (write.offset, write.len, write.crc) == (0, 0, 0) && write.data.is_empty();
-        return if empty { Ok(()) } else { bad("a void overlay is empty") };
-    }
-    if write.len == 0 || write.offset.checked_add(write.len).is_none_or(|end| end > CELL_BYTES_MAX) {
-        return bad(&format!("{} bytes at {} do not fit into a cell", write.len, write.offset));
-    }
-    if write.data.len() != expected {
-        return bad(&format!("{} bytes came, {expected} announced", write.data.len()));
-    }
-    if write.kind == OverlayKind::Data && crc32c(write.data) != write.crc {
-        return bad("the bytes do not match their checksum");
-    }
-    Ok(())
-}
-
-/// The length of a cell without the zeros at its end, in whole blocks of a checksum.
-fn without_zeros(cell: &[u8]) -> usize {
-    let kept = cell.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-    kept.next_multiple_of(CHECKSUM_BLOCK as usize).min(cell.len())
 }

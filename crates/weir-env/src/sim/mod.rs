@@ -57,10 +57,8 @@ impl World {
         World(Core::new(seed, config))
     }
 
-    /// Runs `work`, and with it every task of every node, until it ends. Tasks that still run then are dropped.
-    ///
-    /// # Panics
-    /// When a task panics, when everything waits for ever, or after `time_max`; the message names the seed.
+    /// Runs `work`, and every task of every node, until it ends; then other tasks are dropped. Panics when a
+    /// task panics, when everything waits for ever, or after `time_max`; the message names the seed.
     #[allow(clippy::disallowed_methods)]
     pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
         let main_woken = Arc::new(AtomicBool::new(false));

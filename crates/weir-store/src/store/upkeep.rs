@@ -1,5 +1,7 @@
 //! Upkeep of a target: its cells group by group; under-replicated cells; installing and verifying for repair.
 use super::*;
+use crate::read::CELL_BYTES_MAX;
+use weir_proto::Seq;
 
 impl Store {
     /// Drops one cell if its last write is older than `before` (repair: no other member has it).

@@ -1,0 +1,119 @@
+//! The events that the owner of the map handles, one kind for each request of a node or an administrator.
+use crate::copies::CopyChange;
+use crate::decide::Connected;
+use crate::placing::Placed;
+use crate::replacing::RebuildEvent;
+use std::collections::BTreeSet;
+use tokio::sync::oneshot;
+use weir_proto::coord::{
+    CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
+    MakeGroups, MapReply, RecordProgress, ReportLink, ReportTarget, Suspicion, TargetReport,
+};
+use weir_proto::frame::Hello;
+use weir_proto::map::{ClusterMap, RemovedNode};
+use weir_proto::{NodeId, Result, TargetId};
+
+/// The channel for an answer.
+pub type Answer<T> = oneshot::Sender<Result<T>>;
+
+/// Everything that can happen to the owner.
+pub enum Event {
+    Join {
+        join: Join,
+        connection: u64,
+        answer: Answer<Joined>,
+    },
+    Heartbeat {
+        heartbeat: Heartbeat,
+        connection: u64,
+        answer: Answer<HeartbeatAck>,
+    },
+    Report {
+        report: ReportTarget,
+        answer: Answer<MapReply>,
+    },
+    Link {
+        from: Hello,
+        report: ReportLink,
+        answer: Answer<()>,
+    },
+    /// Result of probing a target; `joined`: the connection of its node's `Join` when the probe began.
+    Probed {
+        target: TargetId,
+        suspicion: Suspicion,
+        joined: Option<u64>,
+        outcome: Result<TargetReport>,
+        /// The members that its groups need without it and that answered at the same time. For a slow target
+        /// only.
+        alive: BTreeSet<TargetId>,
+    },
+    CaughtUp {
+        said: CaughtUp,
+        answer: Answer<MapReply>,
+    },
+    Clear {
+        target: TargetId,
+        answer: Answer<MapReply>,
+    },
+    MakeGroups {
+        wanted: MakeGroups,
+        answer: Answer<MapReply>,
+    },
+    Placed(Placed),
+    FinishUpgrade {
+        connected: Vec<Connected>,
+        answer: Answer<MapReply>,
+    },
+    /// Certificates of this node are refused from now on; the time is in seconds since 1970.
+    RemoveNode {
+        removed: RemovedNode,
+        now: u64,
+        answer: Answer<()>,
+    },
+    Rebuild(RebuildEvent),
+    /// A change of the rules for mounts or for homes.
+    Rules {
+        change: RuleChange,
+        answer: Answer<MapReply>,
+    },
+    Leave {
+        leave: Leave,
+        connection: u64,
+        answer: Answer<()>,
+    },
+    Lead {
+        lead: LeadNamespace,
+        connection: u64,
+        answer: Answer<LeadReply>,
+    },
+    Progress {
+        said: RecordProgress,
+        connection: u64,
+        answer: Answer<()>,
+    },
+    /// A report about a copy of a namespace.
+    Copies {
+        by: NodeId,
+        change: CopyChange,
+        connection: u64,
+        answer: Answer<MapReply>,
+    },
+    Status {
+        answer: Answer<ClusterStatus>,
+    },
+    Disconnected {
+        connection: u64,
+    },
+    /// This coordinator is about to end: it asks targets for their positions.
+    Ends {
+        answer: Answer<()>,
+    },
+    /// Their answers, each with the connection of the node's `Join` at the time of the request.
+    LastPositions {
+        said: Vec<(Option<u64>, TargetReport)>,
+        answer: Answer<()>,
+    },
+}
+
+/// Changes the rules of a draft, and returns a description of the change.
+pub type RuleChange = Box<dyn FnOnce(&mut ClusterMap) -> Result<String> + Send>;
