@@ -455,12 +455,14 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
             seed: 3,
         }),
         parent: InodeId::ROOT,
-        token_epoch: 6,
-        writer: SessionId(7),
-        dirty: true,
-        recover: false,
-        data_end: 8,
-        shared_at: None,
+        writing: record::Writing {
+            token_epoch: 6,
+            writer: SessionId(7),
+            dirty: true,
+            recover: false,
+            data_end: 8,
+            shared_at: None,
+        },
         evicted: 0,
         pinned: false,
         layers: None,
@@ -522,7 +524,14 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         (2, record::Link { ino, kind, cookie: 3 }.to_value()),
         (3, record::Listed { ino, kind, name: b"name"[..].into() }.to_value()),
         (4, inode.to_value()),
-        (4, record::Inode { shared_at: Some(9), ..inode.clone() }.to_value()),
+        (
+            4,
+            record::Inode {
+                writing: record::Writing { shared_at: Some(9), ..inode.writing.clone() },
+                ..inode.clone()
+            }
+            .to_value(),
+        ),
         (4, record::Inode { evicted: 9, pinned: true, ..inode }.to_value()),
         (
             5,

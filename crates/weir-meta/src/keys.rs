@@ -53,7 +53,7 @@
 //! y/<volume>/<dir>        a directory of it that is not enumerated yet           NotEnumeratedRecord
 //! f/<volume>/<ino>        which inode of a clone is that file of several names  u64
 //! o/<object>              the file that a shared object was the own one of      u64
-//! h/<snapshot>/<key>      what a key of A E T K I D X Z was when the snapshot was taken: 1 and its value, or 0
+//! h/<snapshot>/<key>      what a key of A E T K I D X Z was in the snapshot: 1 and its value, or 0
 //! Z/<ino>/<from>          bytes from there on are in an older object            LayerRecord
 //! z/<object>              how many records under h and Z speak of an object     i64
 //! p/i                     the namespace comes from an export                     ImportRecord

@@ -119,6 +119,20 @@ pub struct Inode {
     /// Directory of the first link: it is charged. `NEVER_NAMED`: it has had no name yet and may get one. Of
     /// a file without a name any more: its volume's topmost directory.
     pub parent: InodeId,
+    pub writing: Writing,
+    /// Bytes of its ranges under `W/`.
+    pub evicted: u64,
+    /// Never evicted.
+    pub pinned: bool,
+    /// Where its data is, if not in the object with the inode's number.
+    pub layers: Option<Layers>,
+    /// The place of its first name in `parent`; 0: it has none.
+    pub cookie: u64,
+}
+
+/// The state of a file's data on targets: its writers, and what they may have left there.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Writing {
     /// Raised each time a writer other than the last one acquires the right to write.
     pub token_epoch: u32,
     /// The last session that acquired the right to write; 0 none.
@@ -131,14 +145,6 @@ pub struct Inode {
     /// Writers other than `writer` may have left bytes on targets, too: the number of sessions that had died
     /// in the namespace when that began. (Not which sessions: there may be thousands.)
     pub shared_at: Option<u64>,
-    /// Bytes of its ranges under `W/`.
-    pub evicted: u64,
-    /// Never evicted.
-    pub pinned: bool,
-    /// Where its data is, if not in the object with the inode's number.
-    pub layers: Option<Layers>,
-    /// The place of its first name in `parent`; 0: it has none.
-    pub cookie: u64,
 }
 
 /// In the flags of an inode's record: never evicted.
@@ -154,15 +160,16 @@ const EVICTED: u8 = 16;
 const INODE_FLAGS: u8 = PINNED | LAYERED | PLACED | SHARED | EVICTED;
 
 macro_rules! inode_wire {
-    ($($field:ident: $ty:ty),*) => {
+    ($($field:ident: $ty:ty),*; $($of_writing:ident: $its_ty:ty),*) => {
         impl Wire for Inode {
             fn encode(&self, w: &mut Writer) {
                 $(self.$field.encode(w);)*
+                $(self.writing.$of_writing.encode(w);)*
                 let flags = [
                     (PINNED, self.pinned),
                     (LAYERED, self.layers.is_some()),
                     (PLACED, self.cookie != 0),
-                    (SHARED, self.shared_at.is_some()),
+                    (SHARED, self.writing.shared_at.is_some()),
                     (EVICTED, self.evicted != 0),
                 ];
                 flags.iter().filter(|(_, is_set)| *is_set).fold(0u8, |all, (flag, _)| all | flag).encode(w);
@@ -172,7 +179,7 @@ macro_rules! inode_wire {
                 if self.cookie != 0 {
                     self.cookie.encode(w);
                 }
-                if let Some(deaths) = self.shared_at {
+                if let Some(deaths) = self.writing.shared_at {
                     deaths.encode(w);
                 }
                 if self.evicted != 0 {
@@ -181,6 +188,7 @@ macro_rules! inode_wire {
             }
             fn decode(r: &mut Reader<'_>) -> Result<Inode> {
                 $(let $field = <$ty>::decode(r)?;)*
+                $(let $of_writing = <$its_ty>::decode(r)?;)*
                 let flags = u8::decode(r)?;
                 if flags & !INODE_FLAGS != 0 {
                     return Err(Error::unsupported(format!("flags {flags:#x} of an inode")));
@@ -190,7 +198,8 @@ macro_rules! inode_wire {
                 let shared_at = if flags & SHARED == 0 { None } else { Some(u64::decode(r)?) };
                 let evicted = if flags & EVICTED == 0 { 0 } else { following(r)? };
                 let pinned = flags & PINNED != 0;
-                Ok(Inode { $($field,)* shared_at, evicted, pinned, layers, cookie })
+                let writing = Writing { $($of_writing,)* shared_at };
+                Ok(Inode { $($field,)* writing, evicted, pinned, layers, cookie })
             }
         }
     };
@@ -206,7 +215,7 @@ fn following(r: &mut Reader<'_>) -> Result<u64> {
 
 inode_wire!(
     kind: FileKind, mode: u32, uid: u32, gid: u32, nlink: u32, rdev: u32, size: u64, allocated: u64, atime: Time,
-    mtime: Time, ctime: Time, btime: Time, data_version: u64, layout: Option<Layout>, parent: InodeId,
+    mtime: Time, ctime: Time, btime: Time, data_version: u64, layout: Option<Layout>, parent: InodeId;
     token_epoch: u32, writer: SessionId, dirty: bool, recover: bool, data_end: u64
 );
 
@@ -551,16 +560,17 @@ impl Inode {
         let (kind, limited) = (LeaseKind::None, VolumeId(0));
         Lease {
             kind,
-            token_epoch: self.token_epoch,
+            token_epoch: self.writing.token_epoch,
             recover,
-            data_end: self.data_end,
+            data_end: self.writing.data_end,
             limited,
             map_version: 0,
         }
     }
     /// Whether a target may hold cells of it.
     pub fn may_have_cells(&self) -> bool {
-        self.kind == FileKind::Regular && (self.dirty || self.recover || self.data_end > 0)
+        self.kind == FileKind::Regular
+            && (self.writing.dirty || self.writing.recover || self.writing.data_end > 0)
     }
 }
 
@@ -625,12 +635,14 @@ mod tests {
             data_version: 5,
             layout: None,
             parent: InodeId::ROOT,
-            token_epoch: 6,
-            writer: SessionId(7),
-            dirty: true,
-            recover: false,
-            data_end: 8,
-            shared_at: None,
+            writing: Writing {
+                token_epoch: 6,
+                writer: SessionId(7),
+                dirty: true,
+                recover: false,
+                data_end: 8,
+                shared_at: None,
+            },
             evicted: 0,
             pinned: false,
             layers: None,
@@ -644,14 +656,15 @@ mod tests {
         let later = [2, 1, 0, 0, 0, 0, 0, 0];
         let placed = Inode { cookie: 0x0102, ..inode.clone() };
         assert_eq!(placed.to_value(), [plain, &[4], &later].concat());
-        let shared = Inode { shared_at: Some(0x0102), ..inode.clone() };
+        let writing = |deaths| Writing { shared_at: Some(deaths), ..inode.writing.clone() };
+        let shared = Inode { writing: writing(0x0102), ..inode.clone() };
         assert_eq!(shared.to_value(), [plain, &[8], &later].concat());
         let away = Inode { evicted: 0x0102, pinned: true, ..inode.clone() };
         assert_eq!(away.to_value(), [plain, &[16 | 1], &later].concat());
         let layers = Some(Layers { object: InodeId(1 << 62 | 9), bytes: 11 });
         let layered = Inode { layers, ..inode.clone() };
         assert_eq!(layered.to_value().len(), value.len() + 16);
-        let all = Inode { layers, cookie: 3, shared_at: Some(0), evicted: 7, pinned: true, ..inode.clone() };
+        let all = Inode { layers, cookie: 3, writing: writing(0), evicted: 7, pinned: true, ..inode.clone() };
         for written in [placed, shared, away, layered, all] {
             assert_eq!(Inode::from_value(&written.to_value(), String::new).unwrap(), written);
         }

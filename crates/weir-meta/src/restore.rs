@@ -132,11 +132,11 @@ fn later(mut inode: Inode) -> Result<Inode> {
     if inode.kind != FileKind::Regular {
         return Ok(inode);
     }
-    let token_epoch = inode.token_epoch.checked_add(TOKENS_AHEAD).filter(|epoch| *epoch < FENCE_GONE);
-    inode.token_epoch = token_epoch.ok_or_else(|| used_up("a file's token epochs"))?;
+    let token_epoch = inode.writing.token_epoch.checked_add(TOKENS_AHEAD).filter(|epoch| *epoch < FENCE_GONE);
+    inode.writing.token_epoch = token_epoch.ok_or_else(|| used_up("a file's token epochs"))?;
     // Recalled bytes overwrite the leftovers on targets.
     let is_away = inode.layout.is_none() && inode.evicted > 0;
-    inode.recover = !is_away;
+    inode.writing.recover = !is_away;
     Ok(inode)
 }
 

@@ -35,7 +35,7 @@ fn reason(state: &State, obstacles: &Obstacles) -> (Reason, String) {
         (Reason::LeaseRecall, named(true))
     } else if any(|o| matches!(o, Obstacle::Snapshot { .. })) {
         (Reason::Parked, "a snapshot is being taken".to_owned())
-    } else if obstacles.is_empty() && state.grace_until.is_some() {
+    } else if obstacles.is_empty() && state.grace.until.is_some() {
         (Reason::Servers, "clients that may come back after a restart".to_owned())
     } else {
         (Reason::Parked, named(false))

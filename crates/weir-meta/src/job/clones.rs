@@ -59,7 +59,7 @@ impl CloneLister {
     /// One step. False: there is nothing to do now.
     async fn list_next(&self) -> Result<bool> {
         let leader = &self.leader;
-        if leader.lock().grace_until.is_some() {
+        if leader.lock().grace.until.is_some() {
             return Ok(false); // clients from before a restart may still return with their leases
         }
         let Some((volume, dir)) = self.next()? else { return Ok(false) };

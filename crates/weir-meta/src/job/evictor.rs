@@ -64,7 +64,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
 }
 
 async fn look(leader: &Arc<Leader>) -> Result<()> {
-    if leader.lock().grace_until.is_some() {
+    if leader.lock().grace.until.is_some() {
         return Ok(()); // this leader may not know all writers of files yet
     }
     let mut levels: Vec<(Option<VolumeId>, Level, Option<Percent>)> = Vec::new();
@@ -207,7 +207,7 @@ fn may_go(inode: &Inode) -> bool {
         && !inode.pinned
         && inode.nlink > 0
         && inode.online() > 0
-        && inode.data_end > 0
+        && inode.writing.data_end > 0
 }
 
 /// How to treat a file that a snapshot holds.

@@ -10,30 +10,30 @@ const TICKS_PER_TERM: u32 = 4;
 /// Looks for ever.
 pub async fn run(leader: Arc<Leader>) -> Error {
     let step = leader.term() / TICKS_PER_TERM;
-    let mut last = leader.lock().stood_still_until;
+    let mut last = leader.lock().stalls.until;
     loop {
         leader.env.clock.sleep(step).await;
         let now = leader.env.clock.now();
         let stood_still = now.since(last) > step * 2;
         last = now;
         let mut state = leader.lock();
-        state.looked = now;
+        state.stalls.checked = now;
         if !(leader.config.takes_data)() {
-            state.no_data_taken = now;
+            state.stalls.no_data_taken = now;
         }
         state.trust_again(now);
         if stood_still {
             state.stood_still(now, leader.term());
             continue;
         }
-        if state.grace_until.is_some_and(|until| now >= until) {
+        if state.grace.until.is_some_and(|until| now >= until) {
             let late: Vec<_> = state.sessions.iter().filter(|(_, s)| !s.resumed).map(|(id, _)| *id).collect();
             for id in late {
                 leader.report(leader.end_session(&mut state, id, "it did not come back after the restart"));
             }
         }
         leader.report(leader.forget_old_holds(&mut state));
-        if state.grace_until.is_none() {
+        if state.grace.until.is_none() {
             for id in session::expired(&state.sessions, now, leader.term()) {
                 let undisturbed = state.leases.writes_undisturbed(id);
                 if state.sessions.get(&id).is_some_and(|s| session::spared(s, now, undisturbed)) {

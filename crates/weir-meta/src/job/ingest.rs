@@ -92,7 +92,7 @@ fn remove_some(leader: &Arc<Leader>, id: RelationId) -> Result<Option<bool>> {
 
 /// Scans some files that were written and are not known to be complete; returns whether there is more.
 fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
-    if leader.lock().grace_until.is_some() {
+    if leader.lock().grace.until.is_some() {
         return Ok(false); // a writer returns, or its session ends
     }
     let (from, new) = match leader.relations.lock().queues.get_mut(&relation) {

@@ -42,7 +42,7 @@ impl Remover {
     /// False: there is nothing to remove.
     async fn remove_next(&self) -> Result<bool> {
         let leader = &self.leader;
-        while leader.lock().grace_until.is_some() {
+        while leader.lock().grace.until.is_some() {
             // Clients from before a restart may still return with their leases.
             leader.env.clock.sleep(RETRY_PAUSE).await;
         }

@@ -49,7 +49,7 @@ impl Scheduler {
             leader.env.clock.sleep(POLL).await;
             let scheduled: Vec<(VolumeId, Retention)> = {
                 let state = leader.lock();
-                if state.grace_until.is_some() {
+                if state.grace.until.is_some() {
                     continue; // clients from before a restart may still return with their writes
                 }
                 let all = state.quotas.retentions().iter().filter(|(_, k)| k.snapshots_every_s > 0);

@@ -48,7 +48,7 @@ impl TrashEmptier {
                 () = full.notified() => {}
                 () = over => {}
             }
-            if leader.lock().grace_until.is_some() {
+            if leader.lock().grace.until.is_some() {
                 continue; // clients from before a restart may still return with their leases
             }
             match self.look_at_trash(&mut dropping).await {

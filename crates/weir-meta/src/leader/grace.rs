@@ -162,7 +162,7 @@ impl Leader {
         state: &mut State,
         request: &R,
     ) -> Result<Option<OwnedNotified>> {
-        if state.grace_until.is_none() {
+        if state.grace.until.is_none() {
             return Ok(None);
         }
         let has_returned = state.sessions.get(&request.session()).is_some_and(|session| session.resumed);
@@ -175,12 +175,12 @@ impl Leader {
                 Ok(())
             })?;
         }
-        Ok(waits.then(|| state.grace_over.clone().notified_owned()))
+        Ok(waits.then(|| state.grace.over.clone().notified_owned()))
     }
 
     /// Whether a session that has not returned since a restart may have a lock on an inode.
     pub(super) fn may_be_held_by_absent(&self, state: &mut State, ino: InodeId) -> Result<bool> {
-        if state.grace_until.is_none() {
+        if state.grace.until.is_none() {
             return Ok(false);
         }
         let (absent, mut may) = (self.absent(state)?, true);
@@ -192,7 +192,7 @@ impl Leader {
     }
 
     fn absent(&self, state: &mut State) -> Result<Arc<AbsentHoldings>> {
-        if let Some(absent) = &state.absent {
+        if let Some(absent) = &state.grace.absent {
             return Ok(absent.clone());
         }
         let held = Absent::of(state.sessions.values().filter(|s| !s.resumed).map(|s| &s.holds));
@@ -202,7 +202,7 @@ impl Leader {
             Ok(())
         })?;
         let absent = Arc::new(loaded.expect("the body ran"));
-        state.absent = Some(absent.clone());
+        state.grace.absent = Some(absent.clone());
         Ok(absent)
     }
 
@@ -292,7 +292,7 @@ impl Leader {
         }
         let (mut left, mut changed) = (INODES_PER_CHECK, BTreeSet::new());
         let (before, after): (Vec<_>, Vec<_>) =
-            state.sessions.keys().partition(|id| **id <= state.checked_holds);
+            state.sessions.keys().partition(|id| **id <= state.grace.checked);
         for id in after.into_iter().chain(before) {
             let Some(session) = state.sessions.get(&id) else { continue };
             let count = state.leases.inode_count_of(id);
@@ -304,7 +304,7 @@ impl Leader {
             if !keeps && left < count {
                 break;
             }
-            state.checked_holds = id;
+            state.grace.checked = id;
             if keeps {
                 continue;
             }

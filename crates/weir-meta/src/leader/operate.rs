@@ -101,7 +101,7 @@ fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
     let why = match parked.first() {
         _ if not_enumerated.is_some() => not_enumerated.unwrap_or_default(),
         Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
-        None if leader.lock().grace_until.is_some() => {
+        None if leader.lock().grace.until.is_some() => {
             "clients of the former leader may still return".to_owned()
         }
         None => "the wait was longer than the caller's patience".to_owned(),

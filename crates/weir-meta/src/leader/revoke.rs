@@ -56,7 +56,7 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
                 return leader.report(leader.end_session(&mut state, conflict.session, why));
             }
             let Some(session) = state.sessions.get(&conflict.session) else { return };
-            began = began.max(state.stood_still_until);
+            began = began.max(state.stalls.until);
             (session.connection.clone(), session.moved.clone().notified_owned())
         };
         let left = (began + patience).since(leader.env.clock.now());

@@ -15,7 +15,7 @@ impl Leader {
     /// After a start: the clients that have not returned, and for how long operations on their files wait.
     pub(crate) fn starting(&self) -> Option<NodeTrouble> {
         let (now, state) = (self.env.clock.now(), self.lock());
-        let until = state.grace_until?;
+        let until = state.grace.until?;
         let away: Vec<&str> =
             state.sessions.values().filter(|s| !s.resumed).map(|s| s.client.as_str()).collect();
         let (count, left) = (away.len(), until.since(now).as_secs() + 1);

@@ -68,7 +68,7 @@ impl Leader {
         );
         state.withhold_leases(id, now);
         tracing::info!(session = %id, client = r.client, "session opened");
-        let grace = state.grace_until.map_or(Duration::ZERO, |until| until.since(now));
+        let grace = state.grace.until.map_or(Duration::ZERO, |until| until.since(now));
         let opened = SessionOpened {
             session: id,
             lease_ms: leader.config.lease_ms,
@@ -264,7 +264,9 @@ impl Leader {
             return Ok(had >= wanted);
         }
         let kept = match (wanted, &inode) {
-            (LeaseKind::Write, Some(i)) if i.writer == session && i.token_epoch >= lease.token_epoch => {
+            (LeaseKind::Write, Some(i))
+                if i.writing.writer == session && i.writing.token_epoch >= lease.token_epoch =>
+            {
                 state.leases.take_up_write(session, lease.ino)
             }
             // No other session gets the names of a directory during the grace period.

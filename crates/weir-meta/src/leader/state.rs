@@ -46,20 +46,10 @@ pub struct State {
     pub recalls: Recalls,
     pub sessions: Sessions,
     pub mounts: Mounts,
-    /// Until then sessions from before the restart may return.
-    pub grace_until: Option<Instant>,
-    /// The holdings of sessions that have not returned, while there are such; `None`: to be computed.
-    pub(super) absent: Option<Arc<AbsentHoldings>>,
-    /// Until this one, sessions have been checked for volumes that they use no more.
-    pub(super) checked_holds: SessionId,
+    pub grace: Grace,
     /// Empty; kept for its room.
     pub(super) raised: Vec<Raised>,
-    /// When this node started, or last resumed after a stall.
-    pub stood_still_until: Instant,
-    /// When this node last looked for silent sessions.
-    pub looked: Instant,
-    /// The last time at which clients may have been unable to save.
-    pub no_data_taken: Instant,
+    pub stalls: Stalls,
     /// Clients that did not answer a revoke, with the time until which they get no leases.
     mistrusted: BTreeMap<String, Instant>,
     /// The newest commit of this leader; no reply shows a newer one.
@@ -73,7 +63,6 @@ pub struct State {
     pub snapshots: Snapshots,
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
-    pub(super) grace_over: Arc<Notify>,
     /// Operations wait here for leases on an inode. An entry exists while one does.
     waiters: ByInode<Arc<Notify>>,
     /// Directories that clients change by turns, with the time until which no client gets a lease on them.
@@ -81,6 +70,27 @@ pub struct State {
     /// Files whose writer was revoked by a getattr or lookup, with the last time of that.
     looked_at: ByInode<Instant>,
     pub(super) obstacles: Obstacles,
+}
+
+/// The grace period after a restart.
+pub struct Grace {
+    /// Until then sessions from before the restart may return.
+    pub until: Option<Instant>,
+    /// The holdings of sessions that have not returned, while there are such; `None`: to be computed.
+    pub(super) absent: Option<Arc<AbsentHoldings>>,
+    /// Until this one, sessions have been checked for volumes that they use no more.
+    pub(super) checked: SessionId,
+    pub(super) over: Arc<Notify>,
+}
+
+/// Times at which clients may be silent without a fault of theirs.
+pub struct Stalls {
+    /// When this node started, or last resumed after a stall.
+    pub until: Instant,
+    /// When this node last checked for silent sessions.
+    pub checked: Instant,
+    /// The last time at which clients may have been unable to save.
+    pub no_data_taken: Instant,
 }
 
 /// A lease term after the former leader's last possible answer; if it took long until a leader was chosen,
@@ -110,14 +120,16 @@ impl State {
             quotas,
             recalls: Recalls::default(),
             mounts: Mounts::new(Told::new(config.refused.clone())),
-            grace_until: (!sessions.is_empty())
-                .then(|| end_of_grace(config.led_until, now, Duration::from_millis(config.lease_ms.into()))),
-            absent: None,
-            checked_holds: SessionId(0),
+            grace: Grace {
+                until: (!sessions.is_empty()).then(|| {
+                    end_of_grace(config.led_until, now, Duration::from_millis(config.lease_ms.into()))
+                }),
+                absent: None,
+                checked: SessionId(0),
+                over: Arc::default(),
+            },
             raised: Vec::new(),
-            stood_still_until: now,
-            looked: now,
-            no_data_taken: now,
+            stalls: Stalls { until: now, checked: now, no_data_taken: now },
             mistrusted: BTreeMap::new(),
             sessions,
             newest,
@@ -126,7 +138,6 @@ impl State {
             mirrored,
             snapshots,
             snapshotting: None,
-            grace_over: Arc::default(),
             waiters: ByInode::default(),
             contended: ByInode::default(),
             looked_at: ByInode::default(),
@@ -181,7 +192,7 @@ impl State {
     /// When a client under revoke last made progress; `None`: the session is over.
     pub fn got_on(&self, session: SessionId, began: Instant) -> Option<Instant> {
         let progress = self.sessions.get(&session)?.progress;
-        Some(began.max(progress).max(self.stood_still_until).max(self.no_data_taken))
+        Some(began.max(progress).max(self.stalls.until).max(self.stalls.no_data_taken))
     }
 
     /// A client did not answer a revoke: others must not wait for it again, inode by inode.
@@ -224,27 +235,27 @@ impl State {
 
     /// This node stalled until now: silence was not the clients' fault.
     pub fn stood_still(&mut self, now: Instant, term: Duration) {
-        self.stood_still_until = now;
+        self.stalls.until = now;
         self.sessions.values_mut().for_each(|s| s.heard = now);
-        if let Some(until) = &mut self.grace_until {
+        if let Some(until) = &mut self.grace.until {
             *until = now + term;
         }
     }
 
     /// Whether a session was silent for a lease term, for another reason than a stall of this node.
     pub fn is_silent(&self, id: SessionId, now: Instant, term: Duration) -> bool {
-        let awake = now.since(self.looked) <= term / 2;
+        let awake = now.since(self.stalls.checked) <= term / 2;
         awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.heard) > term)
     }
 
     /// A session has returned, or has ended: operations wait for the others only.
     pub fn end_grace_if_complete(&mut self) {
-        if self.grace_until.is_some() {
-            self.absent = None;
+        if self.grace.until.is_some() {
+            self.grace.absent = None;
             if self.sessions.values().all(|s| s.resumed) {
-                self.grace_until = None;
+                self.grace.until = None;
             }
-            self.grace_over.notify_waiters();
+            self.grace.over.notify_waiters();
         }
     }
 

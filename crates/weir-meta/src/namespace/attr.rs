@@ -215,9 +215,9 @@ impl Cx<'_> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
             // Other clients' writes in flight are for a size that is void.
-            inode.token_epoch = super::open::next_truncation(inode.token_epoch);
+            inode.writing.token_epoch = super::open::next_truncation(inode.writing.token_epoch);
             if !self.truncate_inline(ino, size)? {
-                inode.data_end = inode.data_end.max(inode.size);
+                inode.writing.data_end = inode.writing.data_end.max(inode.size);
             }
             let allocated = inode.allocated.min(size);
             let evicted = self.truncate_evicted(ino, inode, size)?;

@@ -228,7 +228,7 @@ impl Cx<'_> {
         give(&mut inode, cred, born)?;
         inode.layout = Some(Layout { seed: Layout::seed_of(born.ino), ..block.layout });
         self.take_writer(born.ino, &mut inode);
-        inode.dirty = !born.clean;
+        inode.writing.dirty = !born.clean;
         self.store_content(&mut inode, born)?;
         self.insert_name(birth.dir, &mut birth.tally, &born.name, born.ino, FileKind::Regular);
         // The directory changed at the client's time, not at the time of this report.

@@ -3,7 +3,7 @@ use super::charge::Charge;
 use super::gate::{OwnDir, WritableDir};
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{Listed, NEVER_NAMED};
+use crate::record::{Listed, NEVER_NAMED, Writing};
 use bytes::Bytes;
 use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
 use weir_proto::quota::Account;
@@ -177,12 +177,7 @@ impl Cx<'_> {
             data_version: 0,
             layout: None,
             parent: birth.dir,
-            token_epoch: 0,
-            writer: SessionId(0),
-            dirty: false,
-            recover: false,
-            data_end: 0,
-            shared_at: None,
+            writing: Writing::default(),
             evicted: 0,
             pinned: false,
             layers: None,
@@ -221,20 +216,20 @@ impl Cx<'_> {
         let before = inode.clone();
         let recover = self.rules.must_recover(ino, inode);
         // Another session that still has it open may have writes in flight.
-        let beside =
-            inode.writer != self.rules.session && self.rules.leases.opens_of(inode.writer, ino).write > 0;
-        if beside && inode.dirty && !recover {
-            inode.shared_at = inode.shared_at.or(Some(self.rules.deaths));
+        let beside = inode.writing.writer != self.rules.session
+            && self.rules.leases.opens_of(inode.writing.writer, ino).write > 0;
+        if beside && inode.writing.dirty && !recover {
+            inode.writing.shared_at = inode.writing.shared_at.or(Some(self.rules.deaths));
         }
         if recover {
-            inode.token_epoch = super::open::next_truncation(inode.token_epoch);
-            inode.writer = self.rules.session;
-        } else if inode.writer != self.rules.session {
-            inode.token_epoch = inode.token_epoch.saturating_add(1);
-            inode.writer = self.rules.session;
+            inode.writing.token_epoch = super::open::next_truncation(inode.writing.token_epoch);
+            inode.writing.writer = self.rules.session;
+        } else if inode.writing.writer != self.rules.session {
+            inode.writing.token_epoch = inode.writing.token_epoch.saturating_add(1);
+            inode.writing.writer = self.rules.session;
         }
-        inode.recover = recover;
-        inode.dirty = true;
+        inode.writing.recover = recover;
+        inode.writing.dirty = true;
         if inode.layout.is_none() {
             let volume = self.volume_of(inode.parent).unwrap_or(VolumeId::ROOT);
             inode.layout = self.rules.layout_in(volume).map(|p| place(p, ino));

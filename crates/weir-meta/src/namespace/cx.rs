@@ -188,13 +188,13 @@ impl Rules<'_> {
     }
     /// Whether a writer died while data of this file may have been in flight.
     pub fn must_recover(&self, ino: InodeId, inode: &Inode) -> bool {
-        let writer_died = || inode.writer != self.session && !(self.live)(inode.writer);
+        let writer_died = || inode.writing.writer != self.session && !(self.live)(inode.writing.writer);
         // The holder of the Write lease got it when no other's bytes were left, and may have unreported bytes
         // past the size: recovery would truncate them.
-        let alone = || self.leases.held(inode.writer, ino) == LeaseKind::Write;
+        let alone = || self.leases.held(inode.writing.writer, ino) == LeaseKind::Write;
         // One of the concurrent writers may be among the dead.
-        let other_died = || inode.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();
-        inode.recover || (inode.dirty && (writer_died() || other_died()))
+        let other_died = || inode.writing.shared_at.is_some_and(|deaths| deaths < self.deaths) && !alone();
+        inode.writing.recover || (inode.writing.dirty && (writer_died() || other_died()))
     }
     pub(super) fn entry(&self, ino: InodeId, inode: &Inode) -> Entry {
         let lease = inode.lease(self.must_recover(ino, inode));

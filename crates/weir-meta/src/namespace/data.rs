@@ -29,12 +29,12 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     // Below the size, bytes may be hidden by the inline ones: a dead writer had begun to move these to
     // targets.
     let alone = r.append_token || alone;
-    let known = if alone { inode.data_end.min(inode.size) } else { inode.data_end };
-    inode.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
+    let known = if alone { inode.writing.data_end.min(inode.size) } else { inode.writing.data_end };
+    inode.writing.data_end = known.max(if has_inline { r.data_end } else { r.data_end.max(inode.size) });
     let others_write = cx.rules.leases.written_by_others(cx.rules.session, r.ino);
     if r.clean && !others_write && !cx.rules.must_recover(r.ino, &inode) {
-        inode.dirty = false;
-        inode.shared_at = None;
+        inode.writing.dirty = false;
+        inode.writing.shared_at = None;
     }
     cx.put_inode(r.ino, &inode);
     for range in &r.changed {
@@ -67,22 +67,22 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     let with_token = r.append_token && rules.leases.has_append_token(rules.session, r.ino);
     let may = with_token
         || rules.leases.may_write(rules.session, r.ino)
-        || (inode.writer == rules.session && inode.token_epoch == r.token_epoch);
-    if !may || r.token_epoch > inode.token_epoch {
+        || (inode.writing.writer == rules.session && inode.writing.token_epoch == r.token_epoch);
+    if !may || r.token_epoch > inode.writing.token_epoch {
         return Err(Error::stale(format!(
             "inode {}: token epoch {} has no right to write it (now {}): ask for its lease again",
-            r.ino, r.token_epoch, inode.token_epoch
+            r.ino, r.token_epoch, inode.writing.token_epoch
         )));
     }
     // If the file has left a snapshot since, bytes past its former size are in the old object, but in no
     // layer.
     let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
-    if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.token_epoch) {
+    if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.writing.token_epoch) {
         // Another client may have truncated this writer's bytes past the size since; or it itself, if it got
         // the Write lease since.
         return Err(Error::stale(format!(
             "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
-            r.ino, r.token_epoch, inode.token_epoch
+            r.ino, r.token_epoch, inode.writing.token_epoch
         )));
     }
     if r.append_token && !with_token {

@@ -42,7 +42,7 @@ pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
     }
     let how = if r.under > 0 { How::Own { token_epoch: r.under } } else { How::All };
     let (inode, ranges) = cx.evict_range(r.ino, inode, (r.from, r.to), how)?;
-    let token_epoch = inode.token_epoch;
+    let token_epoch = inode.writing.token_epoch;
     Ok(Evicted { entry: cx.rules.entry(r.ino, &inode), ranges, token_epoch })
 }
 
@@ -127,11 +127,11 @@ impl Cx<'_> {
             }
         }
         self.drop_layers(ino, &mut inode, &gaps)?;
-        let token_epoch = next_truncation(inode.token_epoch);
-        if token_epoch <= inode.token_epoch {
+        let token_epoch = next_truncation(inode.writing.token_epoch);
+        if token_epoch <= inode.writing.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
         }
-        inode.token_epoch = token_epoch;
+        inode.writing.token_epoch = token_epoch;
         let truncation = StripeTruncation {
             from_stripe: layout.stripe_of(first.from),
             to_stripe: layout.stripe_count(last.to),
@@ -162,7 +162,7 @@ impl Cx<'_> {
     fn require_only_writer(&self, ino: InodeId, inode: &Inode, token_epoch: u32) -> Result<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         let alone = leases.held(session, ino) == LeaseKind::Write && !leases.written_by_others(session, ino);
-        if alone && inode.writer == session && inode.token_epoch == token_epoch {
+        if alone && inode.writing.writer == session && inode.writing.token_epoch == token_epoch {
             return Ok(());
         }
         Err(Error::stale(format!(
@@ -267,18 +267,18 @@ impl Cx<'_> {
         found.retain(|f| f.from < to);
         let Some(last) = found.last() else { return Ok(None) };
         let highest = found.iter().map(|f| f.range.handed).max().unwrap_or(0);
-        if inode.token_epoch <= highest {
+        if inode.writing.token_epoch <= highest {
             // Above the fences of all readers of the file in a snapshot, too.
-            inode.token_epoch = Some(next_truncation(highest))
+            inode.writing.token_epoch = Some(next_truncation(highest))
                 .filter(|e| *e > highest)
                 .ok_or_else(|| Error::unsupported(format!("inode {ino}: its token epochs are used up")))?;
         }
         inode.layout = layout_to_fill(ino, &inode, &|| (self.rules.layout)(&NO_POLICY));
         let Some(layout) = inode.layout else { return Ok(None) };
         // Cells are created: they are dropped with the file.
-        inode.data_end = inode.data_end.max(last.range.to.min(to));
-        let token_epoch = inode.token_epoch.max(1);
-        inode.token_epoch = token_epoch;
+        inode.writing.data_end = inode.writing.data_end.max(last.range.to.min(to));
+        let token_epoch = inode.writing.token_epoch.max(1);
+        inode.writing.token_epoch = token_epoch;
         let mut parts = Vec::new();
         for f in &found {
             let (a, b) = (f.from.max(from), f.range.to.min(to));

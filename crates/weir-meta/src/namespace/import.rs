@@ -12,7 +12,7 @@ use super::charge::Charge;
 use super::*;
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;
-use crate::record::EvictedRange;
+use crate::record::{EvictedRange, Writing};
 use crate::relation::record::{RemoteEntry, RemotePlace};
 use crate::relation::store;
 use bytes::Bytes;
@@ -203,12 +203,7 @@ impl Into<'_> {
             data_version: 0,
             layout: cx.rules.layout_in(self.access.volume).filter(|_| regular).map(|p| create::place(p, ino)),
             parent: self.dir,
-            token_epoch: 0,
-            writer: SessionId(0),
-            dirty: false,
-            recover: false,
-            data_end: 0,
-            shared_at: None,
+            writing: Writing::default(),
             evicted: bytes,
             pinned: false,
             layers: None,

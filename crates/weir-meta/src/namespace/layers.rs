@@ -54,19 +54,19 @@ impl Cx<'_> {
             return Ok(false);
         }
         let Some(layout) = inode.layout else { return Ok(false) };
-        let token_epoch = next_truncation(inode.token_epoch);
-        if token_epoch <= inode.token_epoch {
+        let token_epoch = next_truncation(inode.writing.token_epoch);
+        if token_epoch <= inode.writing.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
         }
         // Its record is kept before the layers: they are reached through it.
         self.put_inode(ino, inode);
         let old = inode.object(ino);
         let object = InodeId(OBJECT_BIT | create::next_number(self.txn, Sequence::Object)?);
-        let fence = if inode.dirty { token_epoch } else { 0 };
+        let fence = if inode.writing.dirty { token_epoch } else { 0 };
         let bytes = self.put_layers(ino, inode, &layout, old, fence)?;
-        inode.token_epoch = token_epoch;
+        inode.writing.token_epoch = token_epoch;
         inode.layers = Some(Layers { object, bytes });
-        inode.data_end = inode.size;
+        inode.writing.data_end = inode.size;
         inode.data_version += 1;
         self.put_inode(ino, inode);
         Ok(true)
@@ -152,7 +152,7 @@ impl Cx<'_> {
         let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
             return Ok(());
         };
-        if now.token_epoch >= fence {
+        if now.writing.token_epoch >= fence {
             return Ok(());
         }
         if self.rules.leases.is_open_for_writing(ino) {
@@ -165,7 +165,7 @@ impl Cx<'_> {
                 return Ok(());
             }
         }
-        now.token_epoch = fence;
+        now.writing.token_epoch = fence;
         self.put_inode(ino, &now);
         Ok(())
     }
@@ -221,6 +221,7 @@ pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
     found.retain(|(at, l)| *at < to && l.to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX) > from);
     found.truncate(TAKEN_MAX);
     let token_epoch = inode
+        .writing
         .token_epoch
         .checked_add(1)
         .filter(|e| *e < u32::MAX)
@@ -239,7 +240,7 @@ pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
         let (object, fence) = (layer.object, layer.fence);
         layers.push(weir_proto::snapshot::Layer { from: a, to: b, object, fence });
     }
-    inode.token_epoch = token_epoch;
+    inode.writing.token_epoch = token_epoch;
     cx.put_inode(r.ino, &inode);
     Ok(LayersTaken { entry: cx.rules.entry(r.ino, &inode), layout: inode.layout, layers, token_epoch })
 }

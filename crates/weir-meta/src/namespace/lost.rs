@@ -109,7 +109,7 @@ pub fn lose(cx: &mut Cx<'_>, ino: InodeId, gaps: &[ByteRange]) -> Result<()> {
     let allocated = inode.allocated.max(evicted);
     cx.set_space(&mut inode, allocated, evicted)?;
     // Nothing is left to truncate, and a target may know the file as a deleted one.
-    inode.recover &= evicted < inode.size;
+    inode.writing.recover &= evicted < inode.size;
     cx.put_inode(ino, &inode);
     Ok(())
 }

@@ -121,7 +121,7 @@ pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
         (inode, changed) = cx.file_to_write(r.ino, inode)?.into_inode();
         if r.renew {
             // Separates all earlier writes from this session's.
-            inode.token_epoch = next_truncation(inode.token_epoch);
+            inode.writing.token_epoch = next_truncation(inode.writing.token_epoch);
             changed = true;
         }
         if changed {
@@ -155,7 +155,7 @@ impl Cx<'_> {
     /// Acquires the right to write an existing file, and notifies relations by an empty range. The writer may
     /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
     pub(super) fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
-        let was_clean = !inode.dirty;
+        let was_clean = !inode.writing.dirty;
         let changed = self.take_writer(ino, inode);
         if was_clean && inode.nlink > 0 {
             self.log(inode.parent, || What::Data { ino, offset: 0, len: 0 })?;
@@ -180,11 +180,11 @@ impl Cx<'_> {
             return Ok(());
         }
         if let Some(mut inode) = find_inode(self.read(), ino)?
-            && inode.dirty
+            && inode.writing.dirty
             && !self.rules.must_recover(ino, &inode)
         {
-            inode.dirty = false;
-            inode.shared_at = None;
+            inode.writing.dirty = false;
+            inode.writing.shared_at = None;
             self.put_inode(ino, &inode);
         }
         Ok(())
@@ -208,23 +208,23 @@ impl Cx<'_> {
 
 pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
-    if truncations(inode.token_epoch) != truncations(r.token_epoch) {
+    if truncations(inode.writing.token_epoch) != truncations(r.token_epoch) {
         return Err(Error::stale(format!(
             "inode {} was taken over with token epoch {}, not {}: ask for its lease again",
-            r.ino, inode.token_epoch, r.token_epoch
+            r.ino, inode.writing.token_epoch, r.token_epoch
         )));
     }
     // The client that reports this has truncated all bytes past the size. Another one that got a token epoch
     // since has not written there: its grant reported old bytes there, which are cleaned alone or under an
     // append token.
-    inode.data_end = inode.size;
-    if inode.writer != cx.rules.session {
+    inode.writing.data_end = inode.size;
+    if inode.writing.writer != cx.rules.session {
         cx.put_inode(r.ino, &inode); // a later death of which may require recovery
         return Ok(cx.rules.entry(r.ino, &inode));
     }
-    inode.recover = false;
+    inode.writing.recover = false;
     let shared = cx.rules.leases.written_by_others(r.op.session, r.ino);
-    inode.shared_at = shared.then_some(cx.rules.deaths);
+    inode.writing.shared_at = shared.then_some(cx.rules.deaths);
     cx.put_inode(r.ino, &inode);
     // The session that has recovered it continues to write.
     cx.leave_snapshots(r.ino, &mut inode)?;
@@ -235,8 +235,8 @@ pub fn recovered(cx: &mut Cx<'_>, r: &meta::Recovered) -> Result<Entry> {
 /// A stripe of the file is in doubt: the next session that uses it recovers it.
 pub fn leave_in_doubt(cx: &mut Cx<'_>, r: &meta::LeaveInDoubt) -> Result<()> {
     let mut inode = load_file(cx.read(), r.ino)?;
-    if inode.writer == cx.rules.session {
-        inode.recover = true;
+    if inode.writing.writer == cx.rules.session {
+        inode.writing.recover = true;
         cx.put_inode(r.ino, &inode);
     }
     Ok(())

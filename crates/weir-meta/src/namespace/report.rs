@@ -66,7 +66,7 @@ fn note(scanned: &mut Scanned, value: &[u8], directories: bool) -> Result<()> {
 /// It takes bytes, and nothing is on targets.
 fn is_inline(inode: &Inode) -> bool {
     let FileKind::Regular = inode.kind else { return false };
-    inode.allocated > 0 && inode.data_end == 0 && inode.evicted == 0
+    inode.allocated > 0 && inode.writing.data_end == 0 && inode.evicted == 0
 }
 
 fn only_of(read: &dyn Read, volume: VolumeId, scanned: &mut Scanned) -> Result<()> {

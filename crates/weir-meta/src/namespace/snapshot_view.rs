@@ -230,13 +230,14 @@ pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result<Snap
         return Err(Error::denied(format!("user {} may not {verb} inode {}", r.cred.uid, r.ino)));
     }
     let inline = snapshot_view.get(&keys::data(r.ino))?.map(Bytes::from);
-    let fence = if inode.dirty { open::next_truncation(inode.token_epoch) } else { 0 };
+    let fence = if inode.writing.dirty { open::next_truncation(inode.writing.token_epoch) } else { 0 };
     let now = find_inode(read, r.ino)?;
     // Its leftovers are decided before the file gets another object.
     let is_left = |now: &Inode| now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, now);
     let recover = now.as_ref().is_some_and(is_left);
     let is_same = |now: &Inode| (now.data_version, now.size) == (inode.data_version, inode.size);
-    let unchanged = now.is_some_and(|now| is_same(&now) && !now.dirty && !now.recover && now.nlink > 0);
+    let unchanged =
+        now.is_some_and(|now| is_same(&now) && !now.writing.dirty && !now.writing.recover && now.nlink > 0);
     let mut attr = inode.attr(r.ino);
     if !inode.may_have_cells() {
         // Nothing was written yet: the present bytes in its object came later.

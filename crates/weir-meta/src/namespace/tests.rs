@@ -486,7 +486,7 @@ fn a_nameless_file_gets_a_name_or_goes_with_its_last_close() {
     let close = |ino| Close { session: ME, files: vec![Closed { ino, reads: 1, writes: 1 }] };
     w.change(|cx| open::close(cx, &close(f.ino))).unwrap();
     w.leases.close(ME, f.ino, 1, 1);
-    assert!(!w.view(|v| load_file(v.read, f.ino)).unwrap().dirty);
+    assert!(!w.view(|v| load_file(v.read, f.ino)).unwrap().writing.dirty);
     assert_eq!(w.attr(f.ino).unwrap().nlink, 1);
     // Closed without one it is deleted.
     w.change(|cx| open::close(cx, &close(g.ino))).unwrap();

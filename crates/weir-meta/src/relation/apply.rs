@@ -182,7 +182,7 @@ pub fn ship_whole(
     for (from, to) in store::outside(but, inode.size) {
         store::add_dirty(txn, relation, ino, from, dirty(to - from), &Apart::NOTHING)?;
     }
-    if inode.dirty {
+    if inode.writing.dirty {
         return store::note_growing(txn, relation, ino).map(drop);
     }
     txn.put(&keys::dirty(relation, ino, FINISH), &dirty(0).to_value());

@@ -74,7 +74,7 @@ fn take_one(
         // It may never be written: even then a report of its completeness follows, from its creator or after
         // recovery.
         What::Made { ino, kind: FileKind::Regular, .. } => match find_inode(txn, *ino)? {
-            Some(inode) if inode.dirty => note_growing(txn, relation, queue, *ino),
+            Some(inode) if inode.writing.dirty => note_growing(txn, relation, queue, *ino),
             // A file that home has was only found again, by the scan for another relation.
             Some(inode) if inode.nlink > 0 && tree::find_remote(txn, relation, *ino)?.is_none() => {
                 txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());

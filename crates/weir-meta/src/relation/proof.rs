@@ -91,7 +91,7 @@ pub fn learn(txn: &mut dyn Txn, ino: InodeId, from: u64, to: u64, learned: &Lear
 
 /// Whether a file without a writer has bytes here that are neither verified at a home nor in flight to one.
 pub fn lacks_proof(read: &dyn Read, ino: InodeId, inode: &Inode) -> Result<bool> {
-    if inode.dirty || inode.nlink == 0 {
+    if inode.writing.dirty || inode.nlink == 0 {
         return Ok(false);
     }
     let volume = volume_of(read, inode.parent)?;

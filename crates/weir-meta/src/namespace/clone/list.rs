@@ -9,7 +9,7 @@ use super::super::*;
 use super::{ITSELF, find};
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;
-use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, NotEnumeratedRecord};
+use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, NotEnumeratedRecord, Writing};
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::Layers;
@@ -269,14 +269,9 @@ fn make_file(
         nlink: 1,
         parent,
         cookie,
-        token_epoch: 0,
-        writer: SessionId(0),
-        dirty: false,
-        recover: false,
-        shared_at: None,
+        writing: Writing::default(),
         pinned: false,
         layers: None,
-        data_end: 0,
         ..then.clone()
     };
     cx.put_inode(ino, &inode);
@@ -286,7 +281,7 @@ fn make_file(
             let bytes = share(cx, (ino, source), &then, known)?;
             if bytes > 0 {
                 inode.layers = Some(Layers { object: ino, bytes });
-                inode.data_end = inode.size;
+                inode.writing.data_end = inode.size;
                 cx.put_inode(ino, &inode);
             }
         }
@@ -309,7 +304,7 @@ fn share(
     }
     let Some(layout) = then.layout.filter(|_| then.may_have_cells()) else { return Ok(bytes) };
     let object = then.object(source);
-    let fence = if then.dirty { next_truncation(then.token_epoch) } else { 0 };
+    let fence = if then.writing.dirty { next_truncation(then.writing.token_epoch) } else { 0 };
     let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
     let mut any = false;
     for gap in evictable(&layout, then.size, (0, then.size), &elsewhere) {

@@ -1,6 +1,7 @@
 //! Gates: each refuses the changes that it is for.
 use super::super::gate::revoke_both;
 use super::*;
+use crate::record::Writing;
 
 const EROFS: i32 = 30;
 
@@ -115,7 +116,10 @@ fn a_file_is_written_by_its_recorded_writer_after_a_snapshot() {
     let file = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.change(|cx| {
         let inode = load_file(cx.read(), file)?;
-        cx.put_inode(file, &Inode { writer: OTHER, dirty: false, ..inode });
+        cx.put_inode(
+            file,
+            &Inode { writing: Writing { writer: OTHER, dirty: false, ..inode.writing }, ..inode },
+        );
         Ok(())
     })
     .unwrap();
@@ -127,6 +131,6 @@ fn a_file_is_written_by_its_recorded_writer_after_a_snapshot() {
     let waits = met(&mut w, &snapshotting, |cx| write(cx).map(drop));
     assert_eq!(waits, (None, vec![Obstacle::Snapshot { root: InodeId::ROOT }]));
     let (inode, changed) = w.change(|cx| write(cx).map(|file| file.into_inode())).unwrap();
-    assert!(changed && inode.dirty);
-    assert_eq!(inode.writer, ME);
+    assert!(changed && inode.writing.dirty);
+    assert_eq!(inode.writing.writer, ME);
 }
