@@ -1,10 +1,14 @@
 //! Types of the kernel ↔ types of the client. Pure.
-use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, InitFlags, RenameFlags, TimeOrNow};
+use fuser::{Errno, FileAttr, FileType, INodeNo, InitFlags, RenameFlags, TimeOrNow};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use weir_client::{Allocate, NewMode, OpenMode, Opened, SetTime, Stat};
+use weir_client::{Allocate, NewMode, OpenMode, SetTime, Stat};
 use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
 use weir_proto::{Error, InodeId};
+
+mod pages;
+
+pub use pages::open_reply;
 
 /// How long the kernel keeps attributes that a lease protects, without a notice.
 const LEASED_TTL: Duration = Duration::from_secs(3600);
@@ -153,30 +157,6 @@ pub fn open_mode(flags: i32) -> (OpenMode, bool) {
     };
     (mode, flags & libc::O_APPEND != 0)
 }
-
-/// Pages are kept only under a lease; those of an earlier lease are dropped: no flag at all. A file that is
-/// only written gains nothing from pages: its writes arrive here as large as the program made them. An append
-/// must not leave pages at the kernel's outdated end of the file.
-///
-/// A file that is read and written has pages only where it is mapped. Another node may open it for writing,
-/// and then no lease protects them: a read would end at the kernel's outdated end of the file, because the
-/// kernel accepts no new size while pages are dropped. Without `maps_direct` it keeps pages all the same.
-///
-/// A file with offline bytes has no pages either. Until a page is read it is locked, for as long as a recall
-/// takes: and a program that opens, writes or drops that page waits unkillably in the kernel. A direct read
-/// can be interrupted.
-pub fn open_reply(opened: &Opened, mode: OpenMode, appends: bool, maps_direct: bool) -> FopenFlags {
-    let away = opened.stat.attr.evicted > 0;
-    let shares = mode.write && maps_direct;
-    if opened.kernel_cache && mode.read && !appends && !away && !shares {
-        if opened.old_pages { FopenFlags::empty() } else { FopenFlags::FOPEN_KEEP_CACHE }
-    } else if opened.kernel_cache && (away || mode.read && !appends && !opened.old_pages) {
-        DIRECT | FopenFlags::FOPEN_KEEP_CACHE
-    } else {
-        DIRECT
-    }
-}
-const DIRECT: FopenFlags = FopenFlags::FOPEN_DIRECT_IO.union(FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES);
 
 pub fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     if flags.is_empty() {

@@ -3,28 +3,26 @@
 //! A round: choose one or two faults, apply them, wait, undo them, wait until the cluster has repaired
 //! itself. So each error that a client gets is a bug, unless the client itself was cut off.
 
-use crate::client_states::{LEAVES, client_name};
-use crate::cluster::{Cluster, HARNESS, META, TARGET_DIR, is_meta, meta_name, storage_name};
+use crate::client_states::LEAVES;
+use crate::cluster::{Cluster, HARNESS, META, is_meta, storage_name};
 use crate::coordinators::{is_coordinator, start_ended};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
 use crate::workload::Workload;
 use crate::{Options, attend};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use choice::{FAULT_MS_MAX, FULL_FROM_BIRTH};
+use disks::empty_target;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use weir_coord::etcd::sim::Weather;
-use weir_coord::identity::IDENTITY_FILE;
-use weir_env::{
-    Disk, Instant, Rng,
-    sim::{DiskCopy, DiskFaults, World},
-};
+use weir_env::sim::{DiskCopy, DiskFaults, World};
+use weir_env::{Instant, Rng};
 use weir_proto::TargetId;
+
+mod choice;
+mod disks;
 
 /// Simulated time in which redundancy must be back after the last fault of a round ended.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
@@ -32,25 +30,12 @@ const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
 const REPLACE_PATIENCE: Duration = Duration::from_secs(400);
 /// Patience for the places of a drained target, two at a time.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(400);
-/// Well within a client's patience of 30 s, with what recovery takes.
-const FAULT_MS_MAX: u64 = 6_000;
-/// Least duration of [`KillTooMany`], and up to half as long again: most of a client's patience.
-const TOO_MANY_MS_MIN: u64 = 13_000;
-/// Least duration of faults that depose a coordinator: its lease of 3 s.
-const DEPOSED_MS_MIN: u64 = 4_000;
-/// Least duration of [`StallDisk`], and up to twice that: a target that hangs for 10 s counts as gone.
-const STALL_MS_MIN: u64 = 11_000;
-/// Least duration of [`CutClientFromTarget`] alone, and up to half as long again: longer than a client's
-/// patience. Together with other faults it ends with them.
-const CUT_MS_MIN: u64 = 31_000;
 /// Logs agree after this time, once all members are current.
 const LOGS_COMPARED: Duration = Duration::from_secs(2);
 /// Longest pause of [`Faults::round`] before and after the fault itself.
 const BETWEEN_MS_MAX: u64 = 500;
 /// A client that is stalled for no longer than this must lose nothing: half a lease, see `Settings`.
 const FORGIVEN: Duration = Duration::from_millis(2_500);
-/// After a failed write or sync, its target must be marked as failed by then.
-const VERDICT_PATIENCE: Duration = Duration::from_secs(20);
 /// A leader whose journal failed has ended by then.
 const JOURNAL_VERDICT: Duration = Duration::from_secs(1);
 /// A leader that starts serves no client until its former clients are back, at most for a lease term: see
@@ -64,14 +49,8 @@ const FAILOVER: Duration = Duration::from_millis(5_000);
 const EARLY_DEATHS_MAX: u32 = 2;
 const MILLION: u32 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 30;
-/// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later full disks come
-/// when it has all the space that a short run needs.
-const FULL_FROM_BIRTH: &str = "s1";
 /// Enough for a target's index, not for the first step of a slab.
 const FULL_DISK_BYTES: u64 = 30 << 20;
-
-/// The two sides are separated for well over a lease term and the time that the next leader waits.
-const SPLIT_MS_MIN: u64 = 12_000;
 
 /// Settings before the first server starts.
 pub fn prepare(world: &World, options: &Options) {
@@ -264,188 +243,12 @@ impl Faults {
         state.leader_began = now;
     }
 
-    /// Whether the next fault is one that a shrunk run omits.
-    fn is_muted(&self) -> bool {
-        self.options.mute.contains(&self.chosen.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// Number of storage nodes that a run begins with.
-    fn first_nodes(&self) -> usize {
-        self.options.storage_nodes - self.options.servers.late
-    }
-    /// Number of storage nodes that have joined.
-    fn nodes(&self) -> usize {
-        if self.state().all_joined { self.options.storage_nodes } else { self.first_nodes() }
-    }
     /// Starts the nodes that join later, once.
     fn add_nodes(&self) {
         if std::mem::replace(&mut self.state().all_joined, true) {
             return;
         }
         (self.first_nodes()..self.options.storage_nodes).for_each(|n| self.start(&storage_name(n)));
-    }
-    fn some_storage(&self) -> String {
-        storage_name(self.rng.below(self.nodes() as u64) as usize)
-    }
-    fn metas(&self) -> Vec<String> {
-        (0..self.options.servers.copies).map(meta_name).collect()
-    }
-    /// The servers of one machine.
-    fn some_host(&self) -> Vec<String> {
-        let host = self.rng.below(self.options.hosts as u64) as usize;
-        let on_host = (host..self.nodes()).step_by(self.options.hosts);
-        let metas = (host..self.options.servers.copies).step_by(self.options.hosts).map(meta_name);
-        on_host.map(storage_name).chain(metas).collect()
-    }
-    fn some_meta(&self) -> String {
-        match self.options.servers.copies {
-            1 => META.to_owned(),
-            _ => self.one_of(&self.metas()),
-        }
-    }
-    /// The coordinator, or the leading one of several.
-    fn coordinator(&self) -> String {
-        self.cluster.coordinators().leader()
-    }
-    fn some_client(&self) -> String {
-        client_name(self.rng.below(self.options.clients as u64) as usize)
-    }
-    fn one_of(&self, choices: &[String]) -> String {
-        choices[self.rng.below(choices.len() as u64) as usize].clone()
-    }
-    /// One of the first nodes for silent damage, one of the last for lasting damage: as many as may be lost
-    /// if there is no other damage in this run.
-    fn some_spent(&self, toll: Toll) -> usize {
-        let only = self.options.faults.iter().all(|k| k.toll() == toll);
-        let n = self.rng.below(u64::from(self.options.scheme.parity)) as usize;
-        if only { n } else { 0 }
-    }
-
-    fn choose(&self, lasts: Duration) -> Fault {
-        let first = self.chosen.load(Ordering::Relaxed) == 0;
-        let some = self.rng.below(self.options.faults.len() as u64) as usize;
-        let kind = self.options.faults[if first { 0 } else { some }];
-        let (victims, others) = self.some_victims(kind, first);
-        let lasts = match kind {
-            KillTooMany => Duration::from_millis(TOO_MANY_MS_MIN + self.rng.below(TOO_MANY_MS_MIN / 2)),
-            SplitMetaWithClients => Duration::from_millis(SPLIT_MS_MIN + self.rng.below(SPLIT_MS_MIN)),
-            // Longer than the lease of the lead: another one takes over.
-            TwoCoordinators | CutCoordinatorFromEtcd => lasts.max(Duration::from_millis(DEPOSED_MS_MIN)),
-            StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
-            CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
-                Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
-            }
-            _ => lasts,
-        };
-        Fault { kind, victims, others, lasts, hits_before: AtomicU64::new(0) }
-    }
-
-    /// Nodes that a fault hits, and the other ends of the links that it cuts.
-    fn some_victims(&self, kind: FaultKind, first: bool) -> (Vec<String>, Vec<String>) {
-        let all: Vec<String> = (0..self.nodes()).map(storage_name).collect();
-        match kind {
-            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk => {
-                (vec![self.some_meta()], vec![])
-            }
-            PowerCutAllStorage => (all, vec![]),
-            KillTooMany => {
-                let gone = usize::from(self.options.scheme.parity) + 1 + self.rng.below(2) as usize;
-                let first = self.rng.below(all.len() as u64) as usize;
-                let victims = all.iter().cycle().skip(first).take(gone.min(all.len())).cloned().collect();
-                (victims, (0..self.options.clients).map(client_name).collect())
-            }
-            LoseHost => (self.some_host(), vec![]),
-            KillClient | PauseClient => (vec![self.some_client()], vec![]),
-            PartitionFromMeta => (vec![self.some_client()], vec![self.some_meta()]),
-            PartitionFromClient | CutClientFromTarget => {
-                (vec![self.some_storage()], vec![self.some_client()])
-            }
-            ResetConnections | LateRequests | SlowLink => {
-                let server = if self.rng.below(3) == 0 { self.some_meta() } else { self.some_storage() };
-                (vec![server], vec![self.some_client()])
-            }
-            PartitionFromCoordinator => (vec![self.some_storage()], vec![self.coordinator()]),
-            CutMetaFromCoordinator => (vec![self.some_meta()], vec![self.coordinator()]),
-            CutMetaFromCopies => {
-                let one = self.some_meta();
-                let others = self.metas().into_iter().filter(|n| *n != one).collect();
-                (vec![one], others)
-            }
-            SplitMetaWithClients => self.two_sides(),
-            PartitionFromPeer => {
-                let one = self.some_storage();
-                let peers: Vec<String> = all.into_iter().filter(|n| *n != one).collect();
-                let other = self.one_of(&peers);
-                (vec![one], vec![other])
-            }
-            PartitionPartly => {
-                let one = if self.rng.below(3) == 0 { self.some_client() } else { self.some_storage() };
-                let roles = self.metas().into_iter().chain(self.cluster.coordinators().names());
-                let rest = all.into_iter().chain(roles).filter(|n| *n != one);
-                let others = rest.filter(|_| self.rng.below(2) == 0).collect();
-                (vec![one], others)
-            }
-            ClockJump | ClockDrift | MovedAddress => {
-                let mut everybody = all;
-                everybody.extend([self.some_meta(), self.coordinator()]);
-                everybody.extend((kind != MovedAddress).then(|| self.some_client()));
-                (vec![self.one_of(&everybody)], vec![])
-            }
-            AddTargets => {
-                ((self.first_nodes()..self.options.storage_nodes).map(storage_name).collect(), vec![])
-            }
-            FlipBits | LostWrites | MisdirectedWrites => {
-                (vec![storage_name(self.some_spent(Toll::Silent))], vec![])
-            }
-            WriteErrors | SyncErrors | ReplaceDisk => {
-                let n = self.first_nodes() - 1 - self.some_spent(Toll::Lasting);
-                (vec![storage_name(n)], vec![])
-            }
-            DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
-            KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
-            | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood | DrainTarget => {
-                (vec![self.some_storage()], vec![])
-            }
-            _ => (vec![self.coordinator()], vec![]),
-        }
-    }
-
-    /// A metadata node with some clients, and the coordinator with all others. Targets can reach both sides.
-    fn two_sides(&self) -> (Vec<String>, Vec<String>) {
-        let one = self.some_meta();
-        let mut others: Vec<String> = self.metas().into_iter().filter(|n| *n != one).collect();
-        others.extend(self.cluster.coordinators().names());
-        let clients = (0..self.options.clients).map(client_name);
-        let (near, far): (Vec<_>, Vec<_>) = clients.partition(|_| self.rng.below(2) == 0);
-        others.extend(far);
-        ([one].into_iter().chain(near).collect(), others)
-    }
-
-    /// Storage nodes that are unusable at the same time must stay within the parity.
-    fn allowed(&self, fault: &Fault, under_way: &[Fault]) -> bool {
-        let spent = self.spent();
-        if fault.kind.toll() == Toll::Lasting && spent.contains(fault.victim()) {
-            return false;
-        }
-        if under_way.iter().any(Fault::is_beyond_parity)
-            || (fault.is_beyond_parity() && !under_way.is_empty())
-        {
-            return false;
-        }
-        let twice = under_way.iter().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
-        // One copy of the metadata may be down.
-        let of_meta = |f: &Fault| f.victims.iter().chain(&f.others).any(|v| is_meta(v));
-        let twice =
-            twice || self.options.servers.copies > 1 && of_meta(fault) && under_way.iter().any(of_meta);
-        // A node that comes back with another disk while no coordinator leads: see docs/verification.md.
-        let pair =
-            |one: &Fault, other: &Fault| one.kind == LoseTargetForGood && other.kind.needs_coordinators();
-        let twice = twice || under_way.iter().any(|f| pair(f, fault) || pair(fault, f));
-        let mut lost = spent;
-        for f in under_way.iter().chain([fault]).filter(|f| !f.is_beyond_parity()) {
-            lost.extend(f.takes().cloned());
-        }
-        !twice && lost.len() <= usize::from(self.options.scheme.parity)
     }
 
     fn begin(&self, fault: &Fault) {
@@ -493,14 +296,7 @@ impl Faults {
             PowerCutStorage | PowerCutAllStorage | PowerCutMeta | LoseHost => {
                 fault.victims.iter().for_each(|v| world.power_cut(v));
             }
-            KillClient => {
-                if self.rng.below(2) == 0 {
-                    world.kill(victim)
-                } else {
-                    world.power_cut(victim)
-                }
-                fault.cuts().into_iter().for_each(|me| self.work.context.client_states.died(me));
-            }
+            KillClient => self.kill_client(fault),
             PauseClient | PauseStorage | PauseMeta => world.pause(victim),
             PartitionFromClient
             | CutClientFromTarget
@@ -546,6 +342,14 @@ impl Faults {
         }
     }
 
+    fn kill_client(&self, fault: &Fault) {
+        match self.rng.below(2) {
+            0 => self.world.kill(fault.victim()),
+            _ => self.world.power_cut(fault.victim()),
+        }
+        fault.cuts().into_iter().for_each(|me| self.work.context.client_states.died(me));
+    }
+
     fn trouble_coordinator(&self, kind: FaultKind, victim: &str) {
         let (world, shared) = (&self.world, self.cluster.coordinators());
         match kind {
@@ -585,50 +389,6 @@ impl Faults {
             false => 24 * 3600 * 1_000_000_000_u64,
         };
         self.world.set_wall_offset(victim, self.rng.below(2 * most_ns) as i64 - most_ns as i64);
-    }
-
-    /// A disk that is slow or returns errors. `often`: errors per million.
-    fn spoil_disk(&self, kind: FaultKind, victim: &str, often: u32) {
-        let plain = DiskFaults::default();
-        let faults = match kind {
-            SlowDisk => DiskFaults { delay: Duration::from_millis(1 + self.rng.below(500)), ..plain },
-            StallDisk => DiskFaults { hangs: true, ..plain },
-            ReadErrors => DiskFaults { read_errors_per_million: 8 * often, ..plain },
-            WriteErrors => DiskFaults { write_errors_per_million: often, ..plain },
-            SyncErrors | SyncErrorsMeta => {
-                self.cluster.may_end(victim);
-                DiskFaults { sync_errors_per_million: often, ..plain }
-            }
-            LostWrites => DiskFaults { lost_writes_per_million: often, silent_in: "slab", ..plain },
-            MisdirectedWrites => {
-                DiskFaults { misdirected_writes_per_million: often, silent_in: "slab", ..plain }
-            }
-            other => unreachable!("{other:?} leaves the answers of disks as they are"),
-        };
-        self.world.set_disk_faults(victim, faults);
-    }
-
-    /// A disk that is lost, or returns in an older state.
-    fn take_disk(&self, kind: FaultKind, victim: &str) {
-        let world = &self.world;
-        match kind {
-            ReplaceDisk => drop(self.cluster.excuse(victim)),
-            LoseTargetForGood => {
-                let lost = self.cluster.excuse(victim);
-                self.state().gone.extend(lost);
-            }
-            _ => {}
-        }
-        world.power_cut(victim);
-        match kind {
-            ReplaceDisk | LoseMetaDisk | LoseTargetForGood => world.replace_disk(victim),
-            OldCopyReturns => {
-                let copy = world.copy_disk(victim);
-                self.state().copies.insert(victim.to_owned(), copy);
-                self.start(victim);
-            }
-            _ => {}
-        }
     }
 
     async fn end(&self, fault: &Fault) {
@@ -750,58 +510,5 @@ impl Faults {
         let all: Vec<&'static str> = points.iter().copied().chain(weir_kv::crash_points::ALL).collect();
         let point = all[self.rng.below(all.len() as u64) as usize];
         self.world.kill_at(victim, point, 1 + self.rng.below(20) as u32);
-    }
-
-    /// A disk that failed a write or a sync is never trusted again.
-    async fn judge_disk(&self, victim: &str) {
-        let failed = self.world.disk_errors(victim) > 0;
-        if failed {
-            self.cluster.excuse(victim);
-            let reported = self.cluster.wait_failed(victim, VERDICT_PATIENCE).await;
-            reported.unwrap_or_else(|e| panic!("the disk of {victim} failed, and is still used: {e}"));
-        } else {
-            self.state().spent.remove(victim);
-        }
-        self.world.set_disk_faults(victim, DiskFaults::default());
-        self.cluster.start(victim);
-    }
-
-    /// Changes bits in the bulk bytes of a storage node.
-    fn flip_bits(&self, victim: &str) {
-        let disk = self.world.disk(victim);
-        let mut slabs = Vec::new();
-        find_slabs(&*disk, Path::new("/"), &mut slabs);
-        for _ in 0..1 + self.rng.below(20) {
-            let Some((path, len)) = slabs.get(self.rng.below(slabs.len().max(1) as u64) as usize) else {
-                return;
-            };
-            // Most of a preallocated slab is empty: aim at its used beginning.
-            let offset = self.rng.below((*len).clamp(1, 4 << 20));
-            let _ = self.world.flip_bit(victim, path, offset, self.rng.below(8) as u8); // beyond the end: no flip
-        }
-    }
-}
-
-/// Deletes everything except the target's identity.
-fn empty_target(disk: &dyn Disk) -> std::io::Result<()> {
-    let dir = Path::new(TARGET_DIR);
-    for entry in disk.read_dir(dir)?.iter().filter(|e| e.name != IDENTITY_FILE) {
-        match entry.is_dir {
-            true => disk.remove_dir_all(&dir.join(&entry.name))?,
-            false => disk.remove_file(&dir.join(&entry.name))?,
-        }
-    }
-    disk.sync_dir(dir)
-}
-
-fn find_slabs(disk: &dyn Disk, dir: &Path, found: &mut Vec<(PathBuf, u64)>) {
-    for entry in disk.read_dir(dir).unwrap_or_default() {
-        let path = dir.join(&entry.name);
-        if entry.is_dir {
-            find_slabs(disk, &path, found);
-        } else if entry.name.starts_with("slab") {
-            let len = disk.open(&path, weir_env::OpenMode::READ).and_then(|f| f.len()).unwrap_or(0);
-            found.push((path, len));
-        }
     }
 }

@@ -351,7 +351,7 @@ pub enum AuditCommand {
     Show(ShowAudit),
     /// Verify that no record was changed, removed, moved or cut
     ///
-    /// Prints the last record's number and checksum. Keep them elsewhere, for --expect: it finds a removed end.
+    /// Prints the last record's number and checksum. Keep both for --expect, which finds a removed end.
     Verify(VerifyAudit),
     /// List or set for which volumes opens and changes of files are recorded
     Volumes(AuditedVolumes),

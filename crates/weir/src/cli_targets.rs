@@ -5,18 +5,21 @@ use crate::times::parse_seconds;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 
+const CLEAR: &str = "Return a failed target to service\n\n\
+A target whose disk failed stays out of service, also after a restart, because its data may be wrong. Stop its \
+process, repair or check the disk, start the process, then clear the target: its data is repaired from the other \
+targets before it is read again.";
+const REPLACE: &str = "Give a target whose disk is lost a new, empty directory\n\n\
+The directory becomes the target's: start the storage role with it in place of the old one. The target is then \
+refilled from the other targets. It must be down or failed; a directory that is not empty is refused.";
+
 #[derive(Subcommand)]
 pub enum TargetCommand {
     /// Return a failed target to service
-    ///
-    /// A target whose disk failed stays out of service, also after a restart, because its data may be wrong.
-    /// Stop its process, repair or check the disk, start the process, then clear the target: its data is
-    /// repaired from the other targets before it is read again.
+    #[command(long_about = CLEAR)]
     Clear(ClearTarget),
     /// Give a target whose disk is lost a new, empty directory
-    ///
-    /// The directory becomes the target's: start the storage role with it in place of the old one. The target is then refilled from the
-    /// other targets. It must be down or failed; a directory that is not empty is refused.
+    #[command(long_about = REPLACE)]
     Replace(ReplaceTarget),
     /// Show how far targets have verified what they keep, or verify it now
     ///

@@ -1,8 +1,8 @@
 //! The mover's own keys for S3, found in the environment as Amazon's tools find them.
 //!
 //! The first place counts that the environment names: keys, a web identity, a credentials file, the service
-//! of a container, the metadata service of a virtual machine. That last one needs a variable that allows it: in a
-//! facility's own network any machine may answer at its address.
+//! of a container, the metadata service of a virtual machine. That last one needs a variable that allows it:
+//! in a facility's own network any machine may answer at its address.
 use rustix::fs::{Mode, OFlags};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;

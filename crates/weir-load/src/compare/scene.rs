@@ -6,32 +6,28 @@
 use super::{Mounts, Options, RowName, Stop};
 use crate::block::Pattern;
 use crate::failure::failed;
-use crate::work::{open_options, touched};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use crate::work::touched;
+use data::RANDOM_BYTES;
+use names::write_new;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
-use weir_env::Buf;
+use std::time::Instant;
 use weir_proto::{Error, Result};
+
+mod data;
+mod names;
 
 /// IOR's hard case: deliberately not a multiple of anything.
 pub(super) const RECORD_BYTES: u64 = 47_008;
 /// mdtest's hard case.
 pub(super) const SMALL_BYTES: u64 = 3_901;
 pub(super) const DETECTOR_BYTES: u64 = 6_000_000;
-const STREAM_IO_BYTES: u64 = 1 << 20;
 pub(super) const RDWR_IO_BYTES: u64 = 128 << 10;
-const RANDOM_BYTES: u64 = 4096;
 /// Overwritten in place: large enough that no block is written twice in a row.
 pub(super) const SYNC_FILE_BYTES: u64 = 4 << 20;
-/// Rows that run from memory are repeated for this time: one pass would be too short for the clock.
-const WARM_LONG_ENOUGH: Duration = Duration::from_millis(200);
-/// Fewer pages than this, in percent, are ignored: another process may have read them since.
-const STAYED_PERCENT: u64 = 1;
 
 /// Result of dropping pages from the kernel's cache.
 #[derive(Clone, Default, Debug)]
@@ -209,149 +205,7 @@ impl<'a> Scene<'a> {
 
     // ---- Streams
 
-    fn stream(&self) -> PathBuf {
-        self.root.path().join("stream")
-    }
-    fn stream_bytes(&self) -> u64 {
-        self.options.size.next_multiple_of(STREAM_IO_BYTES)
-    }
-
-    fn stream_write(&mut self) -> Result<Measured> {
-        let (path, bytes) = (self.stream(), self.stream_bytes());
-        if self.made.stream {
-            fs::remove_file(&path).map_err(|e| failed("remove", &path, &e))?;
-        }
-        let written = self.write_in_order(&path, bytes, STREAM_IO_BYTES, false)?;
-        self.made.stream = true;
-        Ok(written)
-    }
-
-    fn needs_stream(&mut self) -> Result<()> {
-        if !self.made.stream {
-            self.stream_write()?;
-        }
-        Ok(())
-    }
-
-    fn rdwr_write(&mut self) -> Result<Measured> {
-        let path = self.root.path().join("rdwr");
-        let written = self.write_in_order(&path, self.stream_bytes(), RDWR_IO_BYTES, true)?;
-        fs::remove_file(&path).map_err(|e| failed("remove", &path, &e))?;
-        Ok(written)
-    }
-
-    fn write_in_order(&self, path: &Path, bytes: u64, io_bytes: u64, also_read: bool) -> Result<Measured> {
-        let io = |doing: &'static str| move |e: io::Error| failed(doing, path, &e);
-        // In the measured time only stamps are written: see `Stream::write`.
-        let count = Pattern::period() / io_bytes;
-        let mut buffers: Vec<Buf> = (0..count.min(bytes / io_bytes))
-            .map(|n| {
-                let mut buf = touched(io_bytes as usize);
-                self.pattern.fill(0, n * io_bytes, &mut buf);
-                buf
-            })
-            .collect();
-        let start = Instant::now();
-        let file = open_options(false).read(also_read).write(true).create_new(true).open(path);
-        let file = file.map_err(io("create"))?;
-        for n in 0..bytes / io_bytes {
-            self.stop.check()?;
-            let buf = &mut buffers[(n % count) as usize];
-            self.pattern.stamp(0, n * io_bytes, buf);
-            file.write_all_at(buf, n * io_bytes).map_err(io("write"))?;
-        }
-        file.sync_all().map_err(io("fsync"))?;
-        drop(file);
-        Ok(Measured::since(bytes, start))
-    }
-
-    fn cold_read(&mut self) -> Result<Measured> {
-        self.needs_stream()?;
-        let path = self.cold(&self.stream());
-        let io = |doing: &'static str| move |path: &Path, e: io::Error| failed(doing, path, &e);
-        let mut buf = touched(STREAM_IO_BYTES as usize);
-        let file = File::open(&path).map_err(|e| io("open")(&path, e))?;
-        self.drop_pages(&file, self.stream_bytes());
-        let start = Instant::now();
-        for n in 0..self.stream_bytes() / STREAM_IO_BYTES {
-            self.stop.check()?;
-            let offset = n * STREAM_IO_BYTES;
-            file.read_exact_at(&mut buf, offset).map_err(|e| io("read")(&path, e))?;
-            self.compare(&path, 0, offset, &buf);
-        }
-        Ok(Measured::since(self.stream_bytes(), start))
-    }
-
-    /// Compares with `object` as it was written, from byte `offset` of it on.
-    fn compare(&mut self, path: &Path, object: u64, offset: u64, buf: &[u8]) {
-        if let Err(at) = self.pattern.check(object, offset, buf) {
-            self.note_bad(|| format!("{} differs in the 4 KiB of byte {}", path.display(), at.offset));
-        }
-    }
-
-    fn drop_pages(&mut self, file: &File, bytes: u64) {
-        // Only clean pages can be dropped.
-        let dropped = rustix::fs::fdatasync(file)
-            .and_then(|()| rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed));
-        if let Err(e) = dropped {
-            self.drops.refused.get_or_insert_with(|| io::Error::from(e).to_string());
-        }
-        match weir_env::real::cached_bytes(file.as_fd()) {
-            Some(stayed) => {
-                let percent = stayed * 100 / bytes.max(1);
-                if percent > STAYED_PERCENT {
-                    self.drops.stayed_percent = self.drops.stayed_percent.max(percent.min(100));
-                }
-            }
-            None => self.drops.unknown = true,
-        }
-    }
-
     // ---- Random reads
-
-    /// The offset of the `n`th of this round's reads; the same for every directory.
-    fn place(&self, n: u64) -> u64 {
-        let mut z = (self.options.seed << 40 ^ self.round << 32 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        // SplitMix64's last steps (Steele, Lea, Flood 2014).
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % (self.stream_bytes() / RANDOM_BYTES) * RANDOM_BYTES
-    }
-
-    fn random_pass(&mut self, path: &Path, file: &File, buf: &mut [u8]) -> Result<u64> {
-        for n in 0..self.options.ops {
-            self.stop.check()?;
-            let offset = self.place(n);
-            file.read_exact_at(buf, offset).map_err(|e| failed("read", path, &e))?;
-            self.compare(path, 0, offset, buf);
-        }
-        Ok(self.options.ops)
-    }
-
-    fn random_cold(&mut self) -> Result<Measured> {
-        self.needs_stream()?;
-        let path = self.cold(&self.stream());
-        let mut buf = touched(RANDOM_BYTES as usize);
-        let file = File::open(&path).map_err(|e| failed("open", &path, &e))?;
-        self.drop_pages(&file, self.stream_bytes());
-        let start = Instant::now();
-        let read = self.random_pass(&path, &file, &mut buf)?;
-        Ok(Measured::since(read, start))
-    }
-
-    fn random_again(&mut self, also_write: bool) -> Result<Measured> {
-        self.needs_stream()?;
-        let path = self.stream();
-        let mut buf = touched(RANDOM_BYTES as usize);
-        let file = OpenOptions::new().read(true).write(also_write).open(&path);
-        let file = file.map_err(|e| failed("open", &path, &e))?;
-        self.random_pass(&path, &file, &mut buf)?;
-        let (mut read, start) = (0, Instant::now());
-        while start.elapsed() < WARM_LONG_ENOUGH {
-            read += self.random_pass(&path, &file, &mut buf)?;
-        }
-        Ok(Measured::since(read, start))
-    }
 
     // ---- Several at once
 
@@ -496,215 +350,6 @@ impl<'a> Scene<'a> {
     }
 
     // ---- Names
-
-    /// The root of all files that are found and removed.
-    fn tree(&self) -> PathBuf {
-        self.root.path().join("tree")
-    }
-    /// Our own directory plus this makes a path five directories below the one that is compared.
-    fn names(&self) -> PathBuf {
-        self.tree().join("a/b/names")
-    }
-    fn small(&self) -> PathBuf {
-        self.tree().join("a/b/small")
-    }
-
-    fn paths(dir: &Path, count: u64) -> Result<Vec<PathBuf>> {
-        fs::create_dir_all(dir).map_err(|e| failed("make the directory", dir, &e))?;
-        Ok((0..count).map(|n| dir.join(format!("file-{n:08}"))).collect())
-    }
-
-    /// Performs an operation on each path, and returns the total time.
-    fn each(
-        &self,
-        doing: &'static str,
-        paths: &[PathBuf],
-        act: impl Fn(u64, &Path) -> io::Result<()>,
-    ) -> Result<Measured> {
-        let start = Instant::now();
-        for (n, path) in (0..).zip(paths) {
-            self.stop.check()?;
-            act(n, path).map_err(|e| failed(doing, path, &e))?;
-        }
-        Ok(Measured::since(paths.len() as u64, start))
-    }
-
-    fn create(&mut self) -> Result<Measured> {
-        let dir = self.names();
-        if self.made.names {
-            fs::remove_dir_all(&dir).map_err(|e| failed("remove", &dir, &e))?;
-        }
-        let paths = Self::paths(&dir, self.options.files)?;
-        let made = self.each("create", &paths, |_, path| {
-            OpenOptions::new().write(true).create_new(true).open(path).map(drop)
-        })?;
-        (self.made.names, self.made.listed) = (true, false);
-        Ok(made)
-    }
-
-    fn small_write(&mut self) -> Result<Measured> {
-        let dir = self.small();
-        if self.made.small {
-            fs::remove_dir_all(&dir).map_err(|e| failed("remove", &dir, &e))?;
-        }
-        let paths = Self::paths(&dir, self.options.ops)?;
-        let mut filled = touched(SMALL_BYTES as usize);
-        self.pattern.fill(0, 0, &mut filled);
-        let buf = std::cell::RefCell::new(filled);
-        let written = self.each("write", &paths, |n, path| {
-            let mut buf = buf.borrow_mut();
-            self.pattern.stamp(n, 0, &mut buf);
-            write_new(path, &buf, false)
-        })?;
-        self.made.small = true;
-        Ok(written)
-    }
-
-    fn needs_small(&mut self) -> Result<Vec<PathBuf>> {
-        if !self.made.small {
-            self.small_write()?;
-        }
-        Self::paths(&self.small(), self.options.ops)
-    }
-
-    fn small_stat(&mut self) -> Result<Measured> {
-        let paths = self.needs_small()?;
-        let stat = || self.each("stat", &paths, |_, path| Ok(rustix::fs::stat(path).map(drop)?));
-        stat()?;
-        let (mut count, start) = (0, Instant::now());
-        while start.elapsed() < WARM_LONG_ENOUGH {
-            count += stat()?.count;
-        }
-        Ok(Measured::since(count, start))
-    }
-
-    fn small_read(&mut self) -> Result<Measured> {
-        let paths: Vec<PathBuf> = self.needs_small()?.iter().map(|path| self.cold(path)).collect();
-        for path in &paths {
-            let file = File::open(path).map_err(|e| failed("open", path, &e))?;
-            self.drop_pages(&file, SMALL_BYTES);
-        }
-        let mut buf = touched(SMALL_BYTES as usize + 1); // one more byte: a longer file is detected
-        let start = Instant::now();
-        for (n, path) in (0..).zip(&paths) {
-            self.stop.check()?;
-            let read = File::open(path).and_then(|file| file.read_at(&mut buf, 0));
-            let len = read.map_err(|e| failed("read", path, &e))?;
-            if len as u64 != SMALL_BYTES {
-                self.note_bad(|| format!("{} has {len} bytes", path.display()));
-            }
-            self.compare(path, n, 0, &buf[..len]);
-        }
-        Ok(Measured::since(paths.len() as u64, start))
-    }
-
-    /// The system calls of `ls -l` (coreutils 9): for each entry lstat and two extended attributes, which
-    /// rarely exist.
-    fn ls(&mut self, again: bool) -> Result<Measured> {
-        if !self.made.names || !again && self.made.listed {
-            self.create()?;
-        }
-        let (dir, files) = (self.names(), self.options.files);
-        if again && !self.made.listed {
-            self.list(&dir)?;
-        }
-        let listed = self.list(&dir)?;
-        self.made.listed = true;
-        if listed.count != files {
-            let found = listed.count;
-            self.note_bad(|| format!("{} lists {found} files; {files} were made", dir.display()));
-        }
-        Ok(listed)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Measured> {
-        let io = |e: io::Error| failed("list", dir, &e);
-        let mut value = [0u8; 256];
-        let (mut count, start) = (0, Instant::now());
-        for entry in fs::read_dir(dir).map_err(io)? {
-            self.stop.check()?;
-            let path = entry.map_err(io)?.path();
-            rustix::fs::lstat(&path).map_err(|e| failed("stat", &path, &e.into()))?;
-            // Absent or not supported: `ls` ignores both.
-            let _ = rustix::fs::lgetxattr(&path, "security.selinux", &mut value[..]);
-            let _ = rustix::fs::getxattr(&path, "system.posix_acl_access", &mut value[..0]);
-            count += 1;
-        }
-        Ok(Measured::since(count, start))
-    }
-
-    fn needs_names(&mut self) -> Result<()> {
-        if !self.made.names {
-            self.create()?;
-        }
-        Ok(())
-    }
-
-    /// Number of entries below the tree, without itself.
-    fn entries(&self) -> u64 {
-        let small = if self.made.small { 1 + self.options.ops } else { 0 };
-        3 + self.options.files + small // a, b, names
-    }
-
-    fn find(&mut self) -> Result<Measured> {
-        self.needs_names()?;
-        let tree = self.tree();
-        let start = Instant::now();
-        let top = open_dir(CWD, &tree).map_err(|e| failed("open", &tree, &e))?;
-        let count = self.walk(&top).map_err(|e| failed("find in", &tree, &e))?;
-        let measured = Measured::since(count, start);
-        self.stop.check()?;
-        if count != self.entries() {
-            let there = self.entries();
-            self.note_bad(|| format!("{} has {there} entries, {count} were found", tree.display()));
-        }
-        Ok(measured)
-    }
-
-    fn walk(&self, dir: impl AsFd) -> io::Result<u64> {
-        let mut count = 0;
-        let mut below = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&dir)? {
-            if self.stop.is_set() {
-                break;
-            }
-            let entry = entry?;
-            let name = entry.file_name();
-            if name == c"." || name == c".." {
-                continue;
-            }
-            let stat = rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            count += 1;
-            if rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir() {
-                below.push(name.to_owned());
-            }
-        }
-        for name in below {
-            count += self.walk(open_dir(&dir, name)?)?;
-        }
-        Ok(count)
-    }
-
-    fn remove(&mut self) -> Result<Measured> {
-        self.needs_names()?;
-        let (tree, count) = (self.tree(), self.entries());
-        let start = Instant::now();
-        fs::remove_dir_all(&tree).map_err(|e| failed("remove", &tree, &e))?;
-        let measured = Measured::since(count, start);
-        self.made = Made { names: false, listed: false, small: false, ..std::mem::take(&mut self.made) };
-        Ok(measured)
-    }
-}
-
-fn open_dir(at: impl AsFd, path: impl rustix::path::Arg) -> io::Result<std::os::fd::OwnedFd> {
-    Ok(rustix::fs::openat(at, path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-/// A new file with these bytes.
-fn write_new(path: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
-    file.write_all(bytes)?;
-    if sync { file.sync_all() } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -24,19 +24,25 @@ use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 /// Between polls of `--follow`.
 const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 
+const ADD: &str = "Add a home: the volume's present and future files are copied there\n\n\
+The home is a directory that movers reach, local or mounted (file:///gpfs/home/beamline), a part of an S3 bucket \
+(s3://bucket/prefix?endpoint=https://host&credentials=FILE) or a directory of another Weir \
+(weir://coordinator:port/path). It must be empty. Data arrives there while it is being written (in S3 a file appears \
+when it is complete); names, sizes and deletions follow in their order. A URL holds no secret: movers read the keys \
+of S3 from the credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from \
+AWS_ACCESS_KEY_ID and others of Amazon's variables in their environment (docs/security.md).\n\n\
+With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and \
+nothing is changed at the home, not even a mark.";
+const VERIFY: &str = "Verify a home against the shipped data; files that differ become conflicts\n\n\
+Reads all of it: names, kinds, owners, modes, sizes and times of files, and each byte, which must have the checksum \
+that it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. Files that \
+are being shipped are not compared. A file that differs is a conflict: it is not evicted until `weir relation \
+resolve` has decided.";
+
 #[derive(Subcommand)]
 pub enum RelationCommand {
     /// Add a home: the volume's present and future files are copied there
-    ///
-    /// The home is a directory that movers reach, local or mounted (file:///gpfs/home/beamline), a part of an S3 bucket
-    /// (s3://bucket/prefix?endpoint=https://host&credentials=FILE) or a directory of another Weir
-    /// (weir://coordinator:port/path). It must be empty. Data arrives there while it is being written (in S3 a file appears when it is
-    /// complete); names, sizes and deletions follow in their order. A URL holds no secret: movers read the keys of S3 from the
-    /// credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from
-    /// AWS_ACCESS_KEY_ID and others of Amazon's variables in their environment (docs/security.md).
-    ///
-    /// With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and nothing
-    /// is changed at the home, not even a mark.
+    #[command(long_about = ADD)]
     Add(Add),
     /// Change which files it copies, and its bandwidth limit
     ///
@@ -55,10 +61,7 @@ pub enum RelationCommand {
     /// Resolve a conflict
     Resolve(Resolve),
     /// Verify a home against the shipped data; files that differ become conflicts
-    ///
-    /// Reads all of it: names, kinds, owners, modes, sizes and times of files, and each byte, which must have the checksum that
-    /// it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. Files that are
-    /// being shipped are not compared. A file that differs is a conflict: it is not evicted until `weir relation resolve` has decided.
+    #[command(long_about = VERIFY)]
     Verify(crate::commands::verify::Options),
     /// Recall evicted data of many files and directories
     Prefetch(crate::commands::prefetch::Prefetch),

@@ -5,11 +5,12 @@
 //! DIR/etc/NAME.toml       configuration of each process
 //! DIR/run/NAME.pid        pid files
 //! DIR/socket/NAME.sock    Unix sockets, for this user and root
-//! DIR/door/NAME.sock      those of coordinator and metadata role for all users, who may manage their volumes there
-//! DIR/log/NAME.log        what each process said
+//! DIR/door/NAME.sock      those of coordinator and metadata role for all users, to manage their volumes
+//! DIR/log/NAME.log        the log of each process
 //! DIR/coord DIR/meta      cluster map, namespace
-//! DIR/coord-1 … DIR/etcd-1 …  with `--etcd`: audit logs of the coordinators, members of etcd with the
-//! cluster map DIR/t1 … DIR/tN         targets
+//! DIR/coord-1 …           with `--etcd`: audit logs of the coordinators
+//! DIR/etcd-1 …            with `--etcd`: members of etcd, with the cluster map
+//! DIR/t1 … DIR/tN         targets
 //! ```
 use crate::config::{Config, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};

@@ -1,28 +1,31 @@
 //! `weir up` and `weir down`: a whole cluster on one machine, in the background.
 //!
 //! Invariant: `up` may be repeated at any time; it starts missing processes and leaves running ones.
-use crate::cli_local::{Down, Up};
-use crate::config::{self, Text};
+use crate::cli_local::Up;
+use crate::config::Text;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::etcd;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
 use crate::local::owned;
-use crate::local::process::{Launch, PidFile, Program, mounts_elsewhere, wait_until};
+use crate::local::process::PidFile;
 use crate::observe::{self, copies_lacking};
 use crate::table;
-use rustix::mount::{MountFlags, UnmountFlags};
+use launch::{Servers, start_all};
+use rustix::mount::MountFlags;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::time::Duration;
-use weir_coord::identity::{COORDINATOR_FILE, IDENTITY_FILE, NAMESPACE_FILE};
 use weir_proto::copies::SetCopies;
 use weir_proto::home_rule::{HomeRule, is_same_place};
 use weir_proto::map::Scheme;
 use weir_proto::{ClusterId, Error};
+
+mod down;
+mod launch;
+
+pub use down::{down, take_down};
 
 /// A role that does not report within this time that it serves counts as failed.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
@@ -394,201 +397,6 @@ fn add_movers(local: &mut LocalCluster, wanted: u32) -> Outcome<()> {
     local.save()
 }
 
-/// The outcome for processes that were to be started.
-#[derive(Default)]
-struct Servers {
-    started: Vec<Started>,
-    failed: Vec<(Process, Failure)>,
-}
-
-impl Servers {
-    fn note(&mut self, process: Process, became: Outcome<Started>) {
-        match became {
-            Ok(started) => self.started.push(started),
-            Err(failure) => self.failed.push((process, failure)),
-        }
-    }
-    /// Fails if one has failed; names all that have.
-    fn all(self) -> Outcome<Vec<Started>> {
-        let mut failed = self.failed.into_iter();
-        let Some((_, first)) = failed.next() else { return Ok(self.started) };
-        let others: Vec<String> =
-            failed.map(|(process, f)| format!("{}: {}", process.name, f.error)).collect();
-        match others.is_empty() {
-            true => Err(first),
-            false => {
-                let context = format!("{}; also {}", first.error.context, others.join("; "));
-                Err(Failure { error: Error { context, ..first.error }, ..first })
-            }
-        }
-    }
-}
-
-fn start_all(local: &mut LocalCluster, roles: &[RoleName]) -> Outcome<Servers> {
-    let (mut launched, mut servers) = (Vec::new(), Servers::default());
-    for n in 0..local.manifest.processes.len() {
-        let process = &local.manifest.processes[n];
-        if !roles.contains(&process.role) {
-            continue;
-        }
-        // New targets join one after the other, so that their numbers are those of their directories; copies
-        // of the metadata join after the node that founds the namespace.
-        let is_new = match process.role {
-            RoleName::Storage => !process.path.join(IDENTITY_FILE).exists(),
-            RoleName::Meta => !process.path.join(NAMESPACE_FILE).exists(),
-            _ => false,
-        };
-        let new = launch(local, process)?;
-        if is_new {
-            let process = process.clone();
-            servers.note(process, wait_or_move(local, n, new));
-        } else {
-            launched.push((n, new));
-        }
-    }
-    // All others start in parallel; each is then awaited.
-    for (n, launched) in launched {
-        let process = local.manifest.processes[n].clone();
-        servers.note(process, wait_or_move(local, n, launched));
-    }
-    Ok(servers)
-}
-
-/// The file in a process's directory that shows that it was founded. (Targets keep a record of their own.)
-fn identity_file(role: RoleName) -> Option<&'static str> {
-    match role {
-        RoleName::Coord => Some(COORDINATOR_FILE),
-        RoleName::Meta => Some(NAMESPACE_FILE),
-        RoleName::Etcd | RoleName::Storage | RoleName::Mount | RoleName::Mover | RoleName::Console => None,
-    }
-}
-
-/// The first time, and never again: later an empty directory is one whose file system is not mounted.
-fn is_to_be_founded(process: &Process) -> bool {
-    let is_there = |file| process.path.join(file).exists();
-    let is_copy = process.role == RoleName::Meta && !matches!(process.name.as_str(), "meta" | "meta-1");
-    !process.founded && !is_copy && identity_file(process.role).is_some_and(|file| !is_there(file))
-}
-
-enum Launched {
-    Running(i32),
-    Starting { launch: Launch, child: Child, log_before: u64 },
-}
-
-fn launch(local: &LocalCluster, process: &Process) -> Outcome<Launched> {
-    let read = || PidFile::read(&local.pid_file(process));
-    if let Some(pid) = read().filter(PidFile::alive) {
-        // Another `weir up` may have started it a moment ago.
-        wait_until(READY_PATIENCE, || read().is_some_and(|p| p.ready) || !pid.alive());
-        if pid.alive() {
-            refuse_elsewhere(local, process)?;
-            return Ok(Launched::Running(pid.pid));
-        }
-    }
-    refuse_elsewhere(local, process)?;
-    if process.role == RoleName::Mount {
-        clear_dead_mount(&process.path)?;
-        weir_fuse::preflight(&process.path)?;
-    }
-    let (program, args) = match process.role {
-        RoleName::Etcd => (Program::Other { name: "etcd", port: process.port }, etcd::args(local, process)),
-        _ => (Program::Weir, arguments(local, process)?),
-    };
-    let launch = Launch { program, args, pid_file: local.pid_file(process), log: local.log(process) };
-    let log_before = launch.log_before()?;
-    let child = launch.start()?;
-    Ok(Launched::Starting { launch, child, log_before })
-}
-
-/// The arguments of a role, with its present configuration.
-fn arguments(local: &LocalCluster, process: &Process) -> Outcome<Vec<String>> {
-    if process.role == RoleName::Console {
-        let listen = format!("127.0.0.1:{}", process.port);
-        let (dir, link) = (local.dir.display().to_string(), local.console_link().display().to_string());
-        let words = ["console", "--dir", &dir, "--listen", &listen, "--link-file", &link];
-        return Ok(words.map(str::to_owned).to_vec());
-    }
-    let file = local.config_file(process);
-    fs::write(&file, config::write(&local.config(process))?)
-        .doing(format_args!("write {}", file.display()))?;
-    let mut args = vec![process.role.command().into(), "--config".into(), file.display().to_string()];
-    args.extend(is_to_be_founded(process).then(|| "--new".into()));
-    Ok(args)
-}
-
-/// Waits until process `n` of the manifest serves. One whose port another process took after it was chosen
-/// (another cluster that starts at the same moment) gets another port and is restarted.
-fn wait_or_move(local: &mut LocalCluster, n: usize, mut launched: Launched) -> Outcome<Started> {
-    let mut moves_left = 3;
-    loop {
-        let process = &local.manifest.processes[n];
-        let failure = match wait(local, process, &mut launched) {
-            Ok(started) => {
-                if identity_file(process.role).is_some() && !process.founded {
-                    local.manifest.processes[n].founded = true;
-                    local.save()?;
-                }
-                return Ok(started);
-            }
-            Err(failure) => failure,
-        };
-        let port_is_taken = process.port != 0 && !is_alive(&mut launched) && !is_free(process.port);
-        if !port_is_taken || moves_left == 0 {
-            return Err(failure);
-        }
-        moves_left -= 1;
-        let taken: Vec<u16> = local.manifest.processes.iter().map(|p| p.port).collect();
-        local.manifest.processes[n].port = free_port(&taken)?;
-        local.save()?;
-        launched = launch(local, &local.manifest.processes[n])?;
-    }
-}
-
-/// A mount in another mount namespace is of no use here, and a second process would write its pid file.
-fn refuse_elsewhere(local: &LocalCluster, process: &Process) -> Outcome<()> {
-    let found = match process.role {
-        RoleName::Mount if !weir_fuse::is_mounted(&process.path) => {
-            mounts_elsewhere(&local.config_file(process))
-        }
-        _ => Vec::new(),
-    };
-    let Some(pid) = found.first() else { return Ok(()) };
-    let (name, path) = (&process.name, process.path.display());
-    let error = Error::exists(format!("process {pid} serves {name} at {path} in another mount namespace"));
-    Err(Failure::new(
-        error,
-        format!("`kill {pid}` ends it; `nsenter -t {pid} -m` is where its mount is seen"),
-    ))
-}
-
-fn is_alive(launched: &mut Launched) -> bool {
-    match launched {
-        Launched::Running(_) => true,
-        Launched::Starting { child, .. } => child.try_wait().is_ok_and(|ended| ended.is_none()),
-    }
-}
-
-fn wait(local: &LocalCluster, process: &Process, launched: &mut Launched) -> Outcome<Started> {
-    let (pid, was_running) = match launched {
-        Launched::Running(pid) => (*pid, true),
-        Launched::Starting { launch, child, log_before } => {
-            let file = launch.wait_ready(child, *log_before, READY_PATIENCE).map_err(|e| {
-                e.doing(format_args!("start {} (log {})", process.name, local.log(process).display()))
-            })?;
-            (file.pid, false)
-        }
-    };
-    Ok(Started { process: process.clone(), pid, was_running })
-}
-
-/// A mount process that died leaves its mount behind.
-fn clear_dead_mount(path: &Path) -> Outcome<()> {
-    if weir_fuse::is_mounted(path) {
-        weir_fuse::unmount(path, true)?;
-    }
-    Ok(())
-}
-
 fn as_json(local: &LocalCluster, s: &Started) -> serde_json::Value {
     json!({
         "name": s.process.name, "role": s.process.role, "pid": s.pid, "started": !s.was_running,
@@ -628,120 +436,6 @@ impl LocalCluster {
             _ => self.addresses(process).iter().map(ToString::to_string).collect(),
         }
     }
-}
-
-pub fn down(args: &Down) -> Outcome<()> {
-    let local = LocalCluster::open_own(&args.dir)?;
-    if args.memory && local.manifest.kept == Kept::Disk {
-        let error =
-            Error::invalid(format!("the cluster in {} is on the disk, not in memory", local.dir.display()));
-        return Err(Failure::new(
-            error,
-            "omit --memory; to delete the cluster, remove the directory afterwards",
-        ));
-    }
-    let Downed { killed, ended_calls } = take_down(&local)?;
-    if args.json {
-        let removed = local.manifest.kept != Kept::Disk;
-        #[rustfmt::skip]
-        table::json(&json!({
-            "dir": local.dir, "stopped": true, "killed": killed, "ended_calls": ended_calls, "removed": removed,
-        }));
-        return Ok(());
-    }
-    for (name, count) in ended_calls {
-        let calls = if count == 1 { "1 call" } else { &format!("{count} calls") };
-        println!("{name} was in use: {calls} of programs that waited ended with an error");
-    }
-    for name in killed {
-        println!("{name} did not stop within {STOP_PATIENCE:?} and was killed");
-    }
-    for mount in local.of_role(RoleName::Mount) {
-        for pid in mounts_elsewhere(&local.config_file(mount)) {
-            let (name, path) = (&mount.name, mount.path.display());
-            println!(
-                "process {pid} still serves {name} at {path} in another mount namespace: `kill {pid}` ends it"
-            );
-        }
-    }
-    match local.manifest.kept {
-        Kept::Disk => println!("stopped; `weir up --dir {}` starts it again", local.dir.display()),
-        _ => println!("stopped and removed"),
-    }
-    Ok(())
-}
-
-/// The result of stopping a cluster.
-#[derive(Default)]
-pub struct Downed {
-    /// Processes that had to be killed.
-    pub killed: Vec<String>,
-    /// The calls of programs that waited, and got an error, by mount.
-    pub ended_calls: BTreeMap<String, usize>,
-}
-
-/// Mounts first, so that all their data is saved; then the servers. The coordinator stops before the targets:
-/// it asks them for their progress, and does not see them leave, so no member of a group is behind at the
-/// next start.
-pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
-    let mut downed = Downed::default();
-    let order = [
-        &[RoleName::Mount, RoleName::Mover, RoleName::Console][..],
-        &[RoleName::Meta],
-        &[RoleName::Coord],
-        &[RoleName::Storage],
-        &[RoleName::Etcd],
-    ];
-    for roles in order {
-        let group: Vec<&Process> =
-            local.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
-        // Signalled together, awaited one by one.
-        for process in &group {
-            if let Some(pid) = PidFile::read(&local.pid_file(process)) {
-                pid.signal(rustix::process::Signal::TERM)?;
-            }
-        }
-        for process in group {
-            if let Some(pid) = PidFile::read(&local.pid_file(process))
-                && pid.stop(STOP_PATIENCE)?
-            {
-                downed.killed.push(process.name.clone());
-            }
-            let last = PidFile::read(&local.pid_file(process)).filter(|last| last.ended_calls > 0);
-            downed.ended_calls.extend(last.map(|last| (process.name.clone(), last.ended_calls)));
-            if process.role == RoleName::Mount {
-                clear_dead_mount(&process.path)?;
-            }
-            let _ = fs::remove_file(local.pid_file(process)); // it may never have been started
-        }
-    }
-    remove_memory(local)?;
-    Ok(downed)
-}
-
-fn remove_memory(local: &LocalCluster) -> Outcome<()> {
-    let dir = &local.dir;
-    match local.manifest.kept {
-        Kept::Disk => return Ok(()),
-        Kept::Tmpfs => {
-            let plain = rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW);
-            plain
-                .or_else(|_| rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH))
-                .doing(format_args!("unmount {}", dir.display()))?;
-        }
-        Kept::SharedMemory => {
-            let state = fs::read_link(dir).doing(format_args!("find the memory of {}", dir.display()))?;
-            fs::remove_dir_all(&state).doing(format_args!("remove {}", state.display()))?;
-            fs::remove_file(dir).doing(format_args!("remove {}", dir.display()))?;
-            if !local.manifest.made_dir {
-                fs::create_dir(dir).doing(format_args!("make {}", dir.display()))?;
-            }
-        }
-    }
-    if local.manifest.made_dir && dir.exists() {
-        fs::remove_dir(dir).doing(format_args!("remove {}", dir.display()))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

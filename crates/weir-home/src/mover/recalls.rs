@@ -1,0 +1,80 @@
+//! Recalls of evicted bytes: readers wait for them, so nothing else delays them.
+use super::{HomeOf, HomeUse, PAUSE, Shared, WAIT};
+use crate::recall;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use weir_client::Recall;
+use weir_proto::ErrorKind;
+use weir_proto::recall::Learned;
+use weir_proto::relation::Direction;
+
+/// Ranges that are recalled in parallel.
+const RECALLS_AT_ONCE: usize = 8;
+
+impl Shared {
+    /// Recalls evicted bytes until the session ends: readers wait for it, so nothing else delays it.
+    pub(super) async fn recalls(self: &Arc<Self>) {
+        let free = Arc::new(Semaphore::new(RECALLS_AT_ONCE));
+        loop {
+            let Ok(first) = free.clone().acquire_owned().await else { return };
+            let max = 1 + free.available_permits() as u32;
+            let taken = match self.client.take_recalls(max, WAIT).await {
+                Ok(taken) => taken,
+                Err(e) => {
+                    tracing::debug!("no recalls: {e}");
+                    self.env.clock.sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let mut permits = vec![first];
+            for recall in taken {
+                let permit = permits.pop().or_else(|| free.clone().try_acquire_owned().ok());
+                let me = self.clone();
+                self.spawn("recall", async move {
+                    let _one = permit;
+                    me.recall_range(recall).await;
+                });
+            }
+        }
+    }
+
+    async fn recall_range(self: &Arc<Self>, recall: Recall) {
+        let what = format!("inode {} bytes {} to {}", recall.work.ino, recall.work.from, recall.work.to);
+        let done = match self.bring(&recall).await {
+            Ok(learned) => self.client.filled_with(recall, learned).await,
+            Err(failed) => {
+                tracing::warn!("{what} could not be recalled: {}", failed.why);
+                self.client.recall_failed(recall, &failed.why, failed.retry).await
+            }
+        };
+        if let Err(e) = done {
+            tracing::debug!("{what}: the leader was not notified: {e}");
+        }
+    }
+
+    async fn bring(
+        self: &Arc<Self>,
+        recall: &Recall,
+    ) -> std::result::Result<Option<Learned>, recall::Failed> {
+        let mut before = None;
+        loop {
+            let place = self.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
+                recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
+            })?;
+            let (id, url, ids, by) = (place.relation, place.url.clone(), place.ids.clone(), place.by);
+            let only_reads = place.direction == Direction::Mirror;
+            let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
+            let relation = self.relation(id, &which).await?;
+            relation.pace.count(recall.work.to.saturating_sub(recall.work.from), self.env.clock.now());
+            match recall::bring(&self.client, &*relation.home, &place, recall).await {
+                // Another range may have been shipped, or the name changed meanwhile: then the expected
+                // fingerprint has changed, too.
+                Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
+                    before = Some(place);
+                    self.env.clock.sleep(PAUSE).await;
+                }
+                done => return done,
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! `weir down`: ends the processes of a local cluster in order, mounts first.
+use super::STOP_PATIENCE;
+use super::launch::clear_dead_mount;
+use crate::cli_local::Down;
+use crate::failure::{Doing, Failure, Outcome};
+use crate::local::local_cluster::{Kept, LocalCluster, Process, RoleName};
+use crate::local::process::{PidFile, mounts_elsewhere};
+use crate::table;
+use rustix::mount::UnmountFlags;
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs;
+use weir_proto::Error;
+
+pub fn down(args: &Down) -> Outcome<()> {
+    let local = LocalCluster::open_own(&args.dir)?;
+    if args.memory && local.manifest.kept == Kept::Disk {
+        let error =
+            Error::invalid(format!("the cluster in {} is on the disk, not in memory", local.dir.display()));
+        return Err(Failure::new(
+            error,
+            "omit --memory; to delete the cluster, remove the directory afterwards",
+        ));
+    }
+    let Downed { killed, ended_calls } = take_down(&local)?;
+    if args.json {
+        let removed = local.manifest.kept != Kept::Disk;
+        #[rustfmt::skip]
+        table::json(&json!({
+            "dir": local.dir, "stopped": true, "killed": killed, "ended_calls": ended_calls, "removed": removed,
+        }));
+        return Ok(());
+    }
+    for (name, count) in ended_calls {
+        let calls = if count == 1 { "1 call" } else { &format!("{count} calls") };
+        println!("{name} was in use: {calls} of programs that waited ended with an error");
+    }
+    for name in killed {
+        println!("{name} did not stop within {STOP_PATIENCE:?} and was killed");
+    }
+    for mount in local.of_role(RoleName::Mount) {
+        for pid in mounts_elsewhere(&local.config_file(mount)) {
+            let (name, path) = (&mount.name, mount.path.display());
+            println!(
+                "process {pid} still serves {name} at {path} in another mount namespace: `kill {pid}` ends it"
+            );
+        }
+    }
+    match local.manifest.kept {
+        Kept::Disk => println!("stopped; `weir up --dir {}` starts it again", local.dir.display()),
+        _ => println!("stopped and removed"),
+    }
+    Ok(())
+}
+
+/// The result of stopping a cluster.
+#[derive(Default)]
+pub struct Downed {
+    /// Processes that had to be killed.
+    pub killed: Vec<String>,
+    /// The calls of programs that waited, and got an error, by mount.
+    pub ended_calls: BTreeMap<String, usize>,
+}
+
+/// Mounts first, so that all their data is saved; then the servers. The coordinator stops before the targets:
+/// it asks them for their progress, and does not see them leave, so no member of a group is behind at the
+/// next start.
+pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
+    let mut downed = Downed::default();
+    let order = [
+        &[RoleName::Mount, RoleName::Mover, RoleName::Console][..],
+        &[RoleName::Meta],
+        &[RoleName::Coord],
+        &[RoleName::Storage],
+        &[RoleName::Etcd],
+    ];
+    for roles in order {
+        let group: Vec<&Process> =
+            local.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
+        // Signalled together, awaited one by one.
+        for process in &group {
+            if let Some(pid) = PidFile::read(&local.pid_file(process)) {
+                pid.signal(rustix::process::Signal::TERM)?;
+            }
+        }
+        for process in group {
+            if let Some(pid) = PidFile::read(&local.pid_file(process))
+                && pid.stop(STOP_PATIENCE)?
+            {
+                downed.killed.push(process.name.clone());
+            }
+            let last = PidFile::read(&local.pid_file(process)).filter(|last| last.ended_calls > 0);
+            downed.ended_calls.extend(last.map(|last| (process.name.clone(), last.ended_calls)));
+            if process.role == RoleName::Mount {
+                clear_dead_mount(&process.path)?;
+            }
+            let _ = fs::remove_file(local.pid_file(process)); // it may never have been started
+        }
+    }
+    remove_memory(local)?;
+    Ok(downed)
+}
+
+fn remove_memory(local: &LocalCluster) -> Outcome<()> {
+    let dir = &local.dir;
+    match local.manifest.kept {
+        Kept::Disk => return Ok(()),
+        Kept::Tmpfs => {
+            let plain = rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW);
+            plain
+                .or_else(|_| rustix::mount::unmount(dir, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH))
+                .doing(format_args!("unmount {}", dir.display()))?;
+        }
+        Kept::SharedMemory => {
+            let state = fs::read_link(dir).doing(format_args!("find the memory of {}", dir.display()))?;
+            fs::remove_dir_all(&state).doing(format_args!("remove {}", state.display()))?;
+            fs::remove_file(dir).doing(format_args!("remove {}", dir.display()))?;
+            if !local.manifest.made_dir {
+                fs::create_dir(dir).doing(format_args!("make {}", dir.display()))?;
+            }
+        }
+    }
+    if local.manifest.made_dir && dir.exists() {
+        fs::remove_dir(dir).doing(format_args!("remove {}", dir.display()))?;
+    }
+    Ok(())
+}

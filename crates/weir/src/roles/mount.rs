@@ -1,0 +1,144 @@
+//! The mount as a process: its mount point, its session, and its end.
+use super::own_attributes::{own_acts, own_attributes};
+use super::{
+    Environment, LAST_CALLS_PATIENCE, LAST_USE_PATIENCE, LEAVE_PATIENCE, Node, configure, run, stop_signal,
+    use_place,
+};
+use crate::cli_roles::MountRole;
+use crate::config::Text;
+use crate::failure::{Doing, Outcome};
+use crate::helper::MountWords;
+use crate::local::process::mounts_elsewhere;
+use crate::reporting::{self, Reporter};
+use std::path::Path;
+use std::sync::Arc;
+use weir_client::{Client, ClientConfig};
+use weir_proto::map::Role;
+use weir_proto::{ErrorKind, MIB};
+
+pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
+    let mut config = configure(&args.role, "mount")?;
+    if let Some(dir) = args.role.place(&args.dir) {
+        use_place(&mut config, dir)?;
+    }
+    if let Some(path) = &args.path {
+        config.mount.path.clone_from(path);
+    }
+    if let Some(namespace) = &args.namespace {
+        config.mount.namespace.clone_from(namespace);
+    }
+    if let Some(top) = &args.top {
+        config.mount.top.clone_from(top);
+    }
+    if let Some(patience) = args.patience {
+        config.mount.patience = Text(patience);
+    }
+    if let Some(mib) = args.memory_mib {
+        config.mount.memory_mib = mib;
+    }
+    // All memory of the budget may also stay idle for reuse: fresh memory is slow to touch.
+    let buffers = usize::try_from(config.mount.memory_mib * MIB).unwrap_or(usize::MAX);
+    let words = MountWords::parse(&args.options)?;
+    words.of_command()?;
+    config.mount.read_only |= args.read_only || words.read_only;
+    if words.allow_other {
+        config.mount.allow_other = Some(true);
+    }
+    config.mount.kernel_names &= !args.no_kernel_names;
+    config.mount.local_creates &= !args.no_local_creates;
+    if let Some(transport) = args.transport {
+        config.mount.transport = Text(transport);
+    }
+    let (recover, source) = (args.recover, args.source.clone());
+    run(&args.role, config, environment, buffers, move |node| run_mount(node, recover, source, words))
+}
+
+fn prepare_mount_point(path: &Path, recover: bool) -> Outcome<()> {
+    if recover {
+        weir_fuse::clear_dead(path)?;
+    }
+    weir_fuse::preflight(path)?;
+    for pid in mounts_elsewhere(path) {
+        tracing::warn!("process {pid} serves a mount at {} in another mount namespace", path.display());
+    }
+    Ok(())
+}
+
+async fn run_mount(node: Node, recover: bool, source: String, words: MountWords) -> Outcome<()> {
+    let mount = &node.config.mount;
+    let path =
+        node.required(&mount.path, "the mount point", "`weir mount PATH`, or mount.path in weir.toml")?;
+    prepare_mount_point(&path, recover)?;
+    let name = format!("{}:{}", node.config.node.name, path.display());
+    let config = ClientConfig {
+        namespace: mount.namespace.clone(),
+        memory_bytes: mount.memory_mib * MIB,
+        patience: mount.patience.0.0,
+        local_creates_after: ClientConfig::LOCAL_CREATES_AFTER.filter(|_| mount.local_creates),
+        ..node.client(Role::Mount, name)?
+    };
+    let _ = node.env.watch.name.set(config.name.clone());
+    node.keep_certificate(Role::Mount)?;
+    let cluster = node.observe(Role::Mount).await?;
+    let notices = Arc::new(weir_fuse::Notices::new(mount.kernel_names));
+    let name = config.name.clone();
+    let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
+    let look = reporting::of_mount(&node.config.node.host, &name, &client);
+    let reporter = Reporter::start(&node.env, &cluster, look);
+    let options = weir_fuse::Options {
+        path: path.clone(),
+        top: crate::subtree::find(&client, &mount.top).await?,
+        transport: mount.transport.0,
+        kernel_threads: mount.kernel_threads,
+        allow_other: mount.allow_other,
+        source,
+        read_only: mount.read_only,
+        no_exec: words.no_exec,
+        no_atime: words.no_atime,
+        buffers: node.env.buffers.clone(),
+        own_attributes: own_attributes(cluster.clone(), node.config.node.door.clone()),
+        own_acts: own_acts(),
+    };
+    let attached = weir_fuse::attach(&client, &notices, options)?;
+    let calls = attached.calls();
+    let _relay = node.relay(cluster, &mount.namespace).await?;
+    node.ready(&format!("mount at {}", path.display()))?;
+    let mut session = tokio::task::spawn_blocking(move || attached.wait());
+    let ended = tokio::select! {
+        biased;
+        ended = &mut session => Some(ended),
+        stop = stop_signal() => {
+            stop?;
+            take_off(&path).await;
+            match node.env.clock.timeout(LAST_CALLS_PATIENCE, &mut session).await {
+                Ok(ended) => Some(ended),
+                Err(_) => {
+                    node.report_ended_calls(calls.end_all());
+                    node.env.clock.timeout(LAST_USE_PATIENCE, session).await.ok()
+                }
+            }
+        }
+    };
+    // A session that ended for another reason than an unmount leaves the mount behind.
+    if weir_fuse::is_mounted(&path) {
+        take_off(&path).await;
+    }
+    match ended {
+        Some(Ok(result)) => result?,
+        Some(Err(e)) => tracing::error!("the mount's thread ended badly: {e}"),
+        None => tracing::warn!("files are still open at {}: they end with this process", path.display()),
+    }
+    reporter.ends(LEAVE_PATIENCE).await;
+    // Unsaved data is an error of this command, too.
+    client.shutdown().await.map_err(|e| e.doing("save what the mount still held").into())
+}
+
+/// Detached now; a use that lasts keeps the session until its patience ends.
+async fn take_off(path: &Path) {
+    let path = path.to_path_buf();
+    let shown = path.display().to_string();
+    match tokio::task::spawn_blocking(move || weir_fuse::unmount(&path, true)).await {
+        Ok(Err(e)) if e.kind != ErrorKind::NotFound => tracing::warn!("unmount {shown}: {e}"),
+        _ => {}
+    }
+}
