@@ -257,9 +257,10 @@ def measure():
         "function lines, median / p90 / p99 / max": f"{statistics.median(lines):.0f} / {at(0.9)} / {at(0.99)} / {lines[-1]}",
         "files that open with what they are for": f"{100 * (1 - found['files_without_a_first_comment'] / len(sources)):.0f} %",
         "largest import circle, files of a crate": ", ".join(
-            f"{c.removeprefix('weir-')} {n} of {all_}" for c, (n, all_) in circles.items() if n
+            f"{c.removeprefix('weir-')} {n} of {all_} ({100 * n / all_:.0f} %)" for c, (n, all_) in circles.items() if n
         )
         or "none",
+        "largest struct, fields": f"{structs[-1][1].split(': ')[1]} in {structs[-1][1].split(':')[0]}, {structs[-1][0]}",
         "assertions per 1,000 lines in client, meta, home, rpc, store, kv": f"{per_kloc:.2f}",
         "code lines of the workspace": sum(n for n, _ in files),
     }
@@ -272,7 +273,11 @@ def main():
     options.add_argument("--tighten", action="store_true", help="lower each limit to what is measured now")
     options.add_argument("--worst", metavar="MEASURE", help="list what exceeds the size, e.g. functions_over_70_lines")
     options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--tree", metavar="DIR", type=Path, help="measure another checkout, e.g. of an earlier commit")
     options = options.parse_args()
+    if options.tree:
+        global ROOT
+        ROOT = options.tree.resolve()
     found, worst, shape = measure()
     limits = tomllib.loads(LIMITS.read_text()) if LIMITS.exists() else {}
     if options.worst:
