@@ -10,7 +10,7 @@ use crate::work::touched;
 use data::RANDOM_BYTES;
 use names::write_new;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;

@@ -156,6 +156,8 @@ impl StorageNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Overlay;
+    use weir_proto::data::OverlayKind;
 
     #[test]
     fn what_others_hold_above_the_own_log_is_adopted() {

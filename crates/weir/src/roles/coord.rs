@@ -5,7 +5,7 @@ use super::{
 use crate::certificate;
 use crate::cli_roles::CoordRole;
 use crate::config::{self, EtcdAccess, Text};
-use crate::failure::{Doing, Failure, Outcome};
+use crate::failure::{Failure, Outcome};
 use crate::reporting;
 use std::time::Duration;
 use weir_coord::etcd::{Etcd, EtcdConfig, StorePlace};

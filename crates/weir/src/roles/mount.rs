@@ -6,7 +6,7 @@ use super::{
 };
 use crate::cli_roles::MountRole;
 use crate::config::Text;
-use crate::failure::{Doing, Outcome};
+use crate::failure::Outcome;
 use crate::helper::MountWords;
 use crate::local::process::mounts_elsewhere;
 use crate::reporting::{self, Reporter};

@@ -2,7 +2,6 @@
 //! mount's own.
 use crate::commands::{file, restore, tiering};
 use serde_json::{Value, json};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use weir_client::Client;

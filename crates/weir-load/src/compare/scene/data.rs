@@ -4,7 +4,7 @@ use crate::block::Pattern;
 use crate::failure::failed;
 use crate::work::{open_options, touched};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
