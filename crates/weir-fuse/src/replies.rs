@@ -6,7 +6,7 @@ use fuser::{
     Errno, FileHandle, FopenFlags, Generation, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyLock, ReplyStatx, ReplyWrite, ReplyXattr,
 };
-use std::cell::RefCell;
+use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,21 +175,13 @@ pub fn reply_lock(reply: ReplyLock, free: (u64, u64, u32), found: Result<Option<
         Err(e) => reply.error(refused(&e)),
     }
 }
+/// More parts are joined: one system call takes 1,024.
+const PARTS_MAX: usize = 1000;
+
 pub fn reply_data(reply: ReplyData, result: Result<Vec<Bytes>>) {
-    thread_local! {
-        // One reply is one piece for this FUSE crate: parts are joined in memory that was used before.
-        static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    }
     match result {
-        Ok(parts) => match parts.as_slice() {
-            [] => reply.data(&[]),
-            [one] => reply.data(one),
-            many => JOINED.with_borrow_mut(|joined| {
-                joined.clear();
-                many.iter().for_each(|part| joined.extend_from_slice(part));
-                reply.data(joined);
-            }),
-        },
+        Ok(parts) if parts.len() > PARTS_MAX => reply.data(&parts.concat()),
+        Ok(parts) => reply.parts(&parts.iter().map(|part| IoSlice::new(part)).collect::<Vec<_>>()),
         Err(e) => reply.error(refused(&e)),
     }
 }

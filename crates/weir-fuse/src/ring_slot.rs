@@ -157,7 +157,7 @@ impl fuser::Answer for Slot {
         let mut state = self.state();
         match mem::replace(&mut *state, State::Empty) {
             State::Looked(unique) if unique == of => {
-                *state = State::Kept(parts.iter().flat_map(|part| part.iter().copied()).collect());
+                *state = State::Kept(parts.iter().map(|part| &**part).collect::<Vec<_>>().concat());
                 return Ok(());
             }
             State::Waits(unique, mut exchange) if unique == of => {

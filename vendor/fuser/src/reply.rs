@@ -217,6 +217,11 @@ impl ReplyData {
         self.reply.send_ll(&ll::ResponseSlice(data));
     }
 
+    /// Reply to a request with data in parts, at most 1,000 of them
+    pub fn parts(self, parts: &[IoSlice<'_>]) {
+        self.reply.send_ll(&ll::ResponseParts(parts));
+    }
+
     /// Reply to a request with the given error code
     pub fn error(self, err: Errno) {
         self.reply.error(err);

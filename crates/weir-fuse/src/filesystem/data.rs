@@ -15,6 +15,9 @@ use weir_client::{Allocate, COPY_BYTES_MAX, Client, SetAttrs};
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::{InodeId, Result};
 
+/// A read by a ring of this many bytes: its copy takes longer than the wake of another thread.
+const COPIED_BY_A_WORKER: usize = 128 << 10;
+
 impl Mounted {
     pub(super) fn waits_for_home(&self, request: &Request) -> FromHome {
         FromHome::new(&self.client, &self.lock_waits, request)
@@ -63,13 +66,19 @@ impl Mounted {
             self.client.keeps_pages(fh);
         }
         let inside = self.runtime.enter(); // prefetches become tasks
-        if let Some(result) = self.client.try_read(fh, offset, len) {
+        // A ring's thread serves one processor: it goes on while another thread copies that much.
+        let by_a_worker = self.by_ring && len >= COPIED_BY_A_WORKER;
+        let held = || self.client.try_read(fh, offset, len);
+        if let Some(result) = (!by_a_worker).then(held).flatten() {
             self.work.read(request, bytes_of(&result));
             return reply_data(reply, result);
         }
         drop(inside);
         let (client, from_home) = (self.client.clone(), self.waits_for_home(request));
         let work = async move {
+            if by_a_worker {
+                tokio::task::yield_now().await;
+            }
             from_home.bring(fh, Some(offset), len).await?;
             Ok(client.read(fh, offset, len).await)
         };

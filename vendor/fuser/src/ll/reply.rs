@@ -61,6 +61,14 @@ impl Response for ResponseSlice<'_> {
     }
 }
 
+pub(crate) struct ResponseParts<'a>(pub(crate) &'a [IoSlice<'a>]);
+
+impl Response for ResponseParts<'_> {
+    fn payload(&self) -> &'_ [IoSlice<'_>] {
+        self.0
+    }
+}
+
 pub(crate) struct ResponseEmpty;
 
 impl Response for ResponseEmpty {
