@@ -26,6 +26,8 @@ CIRCLE_FILES = 3
 COMMENT_COLUMNS = 110
 COMMENT_LINES = 3
 TEST_NAME = 60
+# Words that the glossary replaced, in names of functions, types and constants, tests included.
+OLD_WORDS = re.compile(r"(?:^|_)(?:tells?|telling|told|hears?|heard|twins?|unlisted|bury|buried|tenure|loose)(?:_|$)", re.I)
 CHECKED_CRATES = ("weir-client", "weir-meta", "weir-home", "weir-rpc", "weir-store", "weir-kv")
 
 LITERAL = re.compile(
@@ -132,6 +134,10 @@ class Source:
 
     def tests(self):
         return re.findall(r"#\[(?:tokio::)?test\][^{;]*?\bfn\s+(\w+)", self.blanked)
+
+    def old_names(self):
+        names = re.findall(r"\b(?:fn|struct|enum|trait|type|const|static|mod)\s+(\w+)", self.blanked)
+        return [n for n in names if OLD_WORDS.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", n))]
 
     def assertions(self):
         return len(re.findall(r"\b(?:debug_)?assert(?:_eq|_ne)?!", self.code))
@@ -241,6 +247,8 @@ def measure():
     for key, of in (("comment_lines_over_110_columns", Source.wide_comments), ("comments_over_3_lines", Source.long_comments)):
         counts = sorted(((of(s), name(s)) for s in sources), reverse=True)
         found[key], worst[key] = sum(n for n, _ in counts), [f"{where} ({n})" for n, where in counts if n]
+    old = [f"{name(s)}: {n}" for s in every for n in s.old_names()]
+    found["names_with_old_words"], worst["names_with_old_words"] = len(old), old
     found["paths_into_another_crate"] = sum(across_crates(s) for s in every)
     crates = sorted({s.crate for s in sources})
     circles = {c: circle([s for s in sources if s.crate == c]) for c in crates}

@@ -67,7 +67,7 @@ impl Inner {
             let report = |session| NoteAccess { session, accesses: accesses.clone() };
             let reported = self.session.ask(self.env.clock.now() + PATIENCE, report).await;
             if let Err(e) = &reported {
-                tracing::debug!("access times were not told: {e}");
+                tracing::debug!("access times were not reported: {e}");
             }
             for access in &accesses {
                 self.end_access(access, reported.is_ok());

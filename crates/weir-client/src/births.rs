@@ -169,7 +169,7 @@ impl Inner {
             let cred = first.cred.clone();
             let reported = match first.what {
                 What::Created => {
-                    let (batch, messages) = self.tell(dir, batch);
+                    let (batch, messages) = self.make_messages(dir, batch);
                     self.report_batch(dir, &cred, &batch, messages).await;
                     batch
                 }
@@ -188,7 +188,7 @@ impl Inner {
     }
 
     /// The reports of these files; those that do not fit into one message wait.
-    fn tell(&self, dir: InodeId, mut batch: Vec<Unreported>) -> (Vec<Unreported>, Vec<Message>) {
+    fn make_messages(&self, dir: InodeId, mut batch: Vec<Unreported>) -> (Vec<Unreported>, Vec<Message>) {
         let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
         for unborn in &batch {
             let mut st = unborn.inode.lock();
@@ -198,8 +198,8 @@ impl Inner {
             if bytes > BIRTH_BYTES_MAX && !messages.is_empty() {
                 break;
             }
-            let told = st.begin_telling(|st, size| inline_content(st, &Bytes::new(), size));
-            messages.push(st.birth_message(unborn.inode.ino, &unborn.name, told));
+            let report = st.begin_report(|st, size| inline_content(st, &Bytes::new(), size));
+            messages.push(st.birth_message(unborn.inode.ino, &unborn.name, report));
         }
         let rest = batch.split_off(messages.len());
         self.tables.births.lock().put_back(dir, rest);
@@ -211,7 +211,7 @@ impl Inner {
         let make = |op| {
             let mut births = births.clone();
             for (unborn, message) in batch.iter().zip(&mut births) {
-                unborn.inode.lock().tell_again(Some(message));
+                unborn.inode.lock().report_again(Some(message));
             }
             CreateMany { op, cred: cred.clone(), dir, births }
         };
@@ -242,13 +242,13 @@ impl Inner {
             let mut closes = self.tables.closes.lock();
             for unborn in batch {
                 let mut st = unborn.inode.lock();
-                let Some((told, attr)) = st.end_birth(self.tick_revoke_clock()) else { continue };
-                if let Some((content, _)) = &told.content {
+                let Some((report, attr)) = st.end_birth(self.tick_revoke_clock()) else { continue };
+                if let Some((content, _)) = &report.content {
                     self.note_charged(&mut st, content.len() as u64);
                 }
                 self.apply_to(&mut st, &Entry { attr, lease: no_lease() }, revoke_clock);
-                let reads = told.open_read.saturating_sub(st.opens.for_reading());
-                let writes = told.open_write.saturating_sub(st.opens.for_writing());
+                let reads = report.open_read.saturating_sub(st.opens.for_reading());
+                let writes = report.open_write.saturating_sub(st.opens.for_writing());
                 if reads + writes > 0 {
                     closes.add(unborn.inode.ino, reads, writes);
                 }

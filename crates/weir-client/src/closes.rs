@@ -34,7 +34,7 @@ impl Inner {
             if matches!(st.birth, Birth::Unsent | Birth::Lost(_)) {
                 return None; // the leader has no count of it
             }
-            st.tell_again(None);
+            st.report_again(None);
             let useful = st.lease.is_held() || st.opens.is_open() || st.lease.has_append_token();
             useful.then(|| HeldLease {
                 ino: inode.ino,
@@ -108,7 +108,7 @@ impl Inner {
     pub fn report_closes_soon(&self, alarm: Option<Alarm>) {
         let Some(Alarm { pressing }) = alarm else { return };
         let me = self.arc();
-        self.env.tasks.spawn("tell closes", async move {
+        self.env.tasks.spawn("report closes", async move {
             if !pressing {
                 me.env.clock.sleep(PUT_OFF).await;
             }
@@ -162,8 +162,8 @@ impl Inner {
             let reported = self.session.send(&connection, &Close { session, files }, deadline).await;
             if let Err(e) = reported {
                 match e.kind {
-                    ErrorKind::Unavailable => tracing::debug!("closes were not told: {e}"),
-                    _ => tracing::warn!("closes were not told: {e}"),
+                    ErrorKind::Unavailable => tracing::debug!("closes were not reported: {e}"),
+                    _ => tracing::warn!("closes were not reported: {e}"),
                 }
             }
         }

@@ -294,7 +294,7 @@ impl Data {
     pub async fn report(&self, place: Place, why: &Error) {
         let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
         if let Err(e) = reported.await {
-            tracing::debug!(target_id = %place.target, "coordinator not told of {why}: {e}");
+            tracing::debug!(target_id = %place.target, "not reported to the coordinator: {why}: {e}");
         }
     }
 

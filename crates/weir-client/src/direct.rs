@@ -229,7 +229,7 @@ impl Inner {
             }
             Err(e) => {
                 tracing::warn!(
-                    "file {}: the leader was not told of what a failed write left: {e}",
+                    "file {}: the leader was not notified of the rest of a failed write: {e}",
                     inode.ino
                 );
                 let mut st = inode.lock();

@@ -215,7 +215,9 @@ impl Inner {
             if !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
                 return; // lost with the session, whose end has the same effect, or the file is gone
             }
-            tracing::warn!("file {ino}: the leader was not told of what a failed write left in doubt: {e}");
+            tracing::warn!(
+                "file {ino}: the leader was not notified of data in doubt after a failed write: {e}"
+            );
         }
     }
 

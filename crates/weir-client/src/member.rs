@@ -99,7 +99,7 @@ impl Data {
         if let Err(e) =
             self.cluster.suspect_target(place.target, place.group, place.epoch, suspicion, &why).await
         {
-            tracing::debug!(target_id = %place.target, "coordinator not told of {why}: {e}");
+            tracing::debug!(target_id = %place.target, "not reported to the coordinator: {why}: {e}");
         }
     }
 

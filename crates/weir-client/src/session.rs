@@ -71,7 +71,7 @@ pub struct Session {
     lease_ms: AtomicU64,
     opens_asked: AtomicBool,
     /// The time at which the last answered request was sent, in nanoseconds of the node's clock.
-    heard: AtomicU64,
+    contacted: AtomicU64,
     slots: Mutex<Vec<Slot>>,
     free_slots: Semaphore,
     /// Requests without an answer.
@@ -125,7 +125,7 @@ impl Session {
             session: AtomicU64::new(0),
             lease_ms: AtomicU64::new(1000),
             opens_asked: AtomicBool::new(false),
-            heard: AtomicU64::new(0),
+            contacted: AtomicU64::new(0),
             slots: Mutex::new((0..SLOTS).rev().map(Slot::new).collect()),
             free_slots: Semaphore::new(SLOTS as usize),
             asking: AtomicU32::new(0),
@@ -137,7 +137,7 @@ impl Session {
     /// nothing waits.
     pub fn silence(&self) -> Option<(Instant, u32)> {
         let (heard, calls) =
-            (Instant(self.heard.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
+            (Instant(self.contacted.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
         let is_silent = self.env.clock.now().since(heard) > 2 * self.keep_alive_period();
         (is_silent && calls > 0).then_some((heard, calls))
     }
@@ -165,7 +165,7 @@ impl Session {
     }
     pub fn leases_hold_until(&self) -> Instant {
         let term_ms = self.lease_ms.load(Ordering::Relaxed);
-        Instant(self.heard.load(Ordering::Relaxed))
+        Instant(self.contacted.load(Ordering::Relaxed))
             + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
     }
     /// Waits until the leader has been silent for so long that it may have declared this client dead.
@@ -214,7 +214,7 @@ impl Session {
         if let Some(session) = old {
             match self.resume(connection, session, deadline).await {
                 Ok(lease_ms) => {
-                    self.note_heard(begun, lease_ms);
+                    self.note_contact(begun, lease_ms);
                     if let Some(holder) = self.holder() {
                         holder.taken_up();
                     }
@@ -257,7 +257,7 @@ impl Session {
                 _ => e.doing("name what is open"),
             })?;
         }
-        self.note_heard(begun, lease_ms);
+        self.note_contact(begun, lease_ms);
         Ok(session)
     }
 
@@ -333,9 +333,9 @@ impl Session {
         Ok(())
     }
 
-    fn note_heard(&self, begun: Instant, lease_ms: u32) {
+    fn note_contact(&self, begun: Instant, lease_ms: u32) {
         self.lease_ms.store(u64::from(lease_ms), Ordering::Relaxed);
-        self.heard.fetch_max(begun.0, Ordering::Relaxed);
+        self.contacted.fetch_max(begun.0, Ordering::Relaxed);
     }
 
     /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen
@@ -415,7 +415,7 @@ impl Session {
         let begun = self.env.clock.now();
         self.counters.asked.fetch_add(1, Ordering::Relaxed);
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
-        self.heard.fetch_max(begun.0, Ordering::Relaxed);
+        self.contacted.fetch_max(begun.0, Ordering::Relaxed);
         Ok(reply)
     }
 

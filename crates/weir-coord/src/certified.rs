@@ -1,6 +1,6 @@
 //! A coordinator of a cluster with certificates: it serves the enrolment office, and trusts certificates by
 //! the office's records.
-use crate::enrol::{Office, Tell, follow_authorities, follow_map, name_authorities};
+use crate::enrol::{NameAuthorities, Office, follow_authorities, follow_map, name_authorities};
 use crate::owner::Event;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -49,9 +49,10 @@ impl Certified {
         let tls = Arc::new(tls);
         let trust = Arc::new(Trust::new(tls.clone(), policy.clone()));
         let events = events.downgrade();
-        let tell = told_by(events.clone(), maps.clone());
+        let name_them = named_by(events.clone(), maps.clone());
         env.tasks.spawn("cut off whose certificate holds no more", follow_map(maps.clone(), trust.clone()));
-        let following = follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), tell);
+        let following =
+            follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), name_them);
         env.tasks.spawn("follow the cluster's authorities", following);
         Ok(Certified { office: Some(office), trust, env: env.clone(), events, maps: maps.clone() })
     }
@@ -142,11 +143,11 @@ impl Certified {
 }
 
 /// Changes the map so that it names these authorities, if it does not yet.
-fn told_by(events: mpsc::WeakSender<Event>, maps: watch::Receiver<Arc<ClusterMap>>) -> Tell {
+fn named_by(events: mpsc::WeakSender<Event>, maps: watch::Receiver<Arc<ClusterMap>>) -> NameAuthorities {
     Box::new(move |pins| {
-        let (events, is_told) = (events.clone(), maps.borrow().authorities == pins);
+        let (events, is_named) = (events.clone(), maps.borrow().authorities == pins);
         Box::pin(async move {
-            if is_told {
+            if is_named {
                 return Ok(());
             }
             let stopped = || Error::unavailable("the coordinator has stopped");

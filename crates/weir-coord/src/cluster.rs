@@ -9,6 +9,7 @@ use crate::identity::NamespaceIdentity;
 use crate::links::state::Links;
 use crate::member::{self, Membership, Reports};
 use crate::shows::Shows;
+use maps::{first_map, follow_map};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -16,17 +17,19 @@ use weir_env::{Addr, Env, TaskHandle, watch};
 use weir_proto::access::{AccessRule, AuditRule};
 use weir_proto::coord::{
     AccessAdd, AccessRemove, AuditState, AuditVolumes, CaughtUp, ClearTarget, ClientsWaiting, Clocks,
-    ClusterStatus, FinishUpgrade, GetAudit, GetClocks, GetCoordinators, GetMap, GetStatus, GetWaits,
-    HomeAllow, HomeForbid, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress,
-    ReportTarget, ReportWaits, Suspicion, TargetReport, Wait,
+    ClusterStatus, FinishUpgrade, GetAudit, GetClocks, GetCoordinators, GetStatus, GetWaits, HomeAllow,
+    HomeForbid, Joined, LeadNamespace, LeadReply, Leave, MakeGroups, MapReply, RecordProgress, ReportTarget,
+    ReportWaits, Suspicion, TargetReport, Wait,
 };
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::{ClusterMap, Node, Role, Scheme};
-use weir_proto::news::{MapNews, TellsMap};
+use weir_proto::news::CarriesMap;
 use weir_proto::{
-    ClusterId, DiskUuid, Epoch, Error, ErrorKind, NamespaceId, NodeId, PgId, Request, Result, TargetId, Wire,
+    ClusterId, DiskUuid, Epoch, Error, ErrorKind, NamespaceId, NodeId, PgId, Request, Result, TargetId,
 };
 use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Whereabouts};
+
+mod maps;
 
 /// The coordinator is asked again for a newer map after this long without one.
 const MAP_WAIT: Duration = Duration::from_secs(10);
@@ -45,7 +48,7 @@ const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
 /// Deadline of one request of such a node.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// How long the addresses of other coordinators are tried when one is silent.
-const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+const FIND_PATIENCE: Duration = Duration::from_secs(2);
 /// Patience for a change of the map: the coordinator may first probe a target for a second, and writes its
 /// store.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
@@ -311,11 +314,11 @@ impl Cluster {
     /// For a reply that carries the newest map: it is applied here, and the reply contains it.
     async fn ask_map<R: Request>(&self, request: &R) -> Result<R::Reply>
     where
-        R::Reply: TellsMap,
+        R::Reply: CarriesMap,
     {
         let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
         if asked.as_ref().is_err_and(|e| e.kind == ErrorKind::Deadline) {
-            self.shared().look_elsewhere();
+            self.shared().find_another();
         }
         let (mut reply, payload) = asked.map_err(|e| e.doing("ask the coordinator"))?;
         self.shared().learn_from(&mut reply, &payload).await?;
@@ -325,7 +328,7 @@ impl Cluster {
     pub(crate) async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
         let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
         if asked.as_ref().is_err_and(|e| e.kind == ErrorKind::Deadline) {
-            self.shared().look_elsewhere();
+            self.shared().find_another();
         }
         asked.map(|(reply, _)| reply).map_err(|e| e.doing("ask the coordinator"))
     }
@@ -430,46 +433,11 @@ impl Cluster {
 }
 
 impl Shared {
-    /// Applies a map if it is newer. False: it is not.
-    pub fn offer(&self, map: Arc<ClusterMap>) -> bool {
-        let offered = map.clone();
-        let is_new = self.map.send_if_modified(|known| {
-            let newer = map.cluster == known.cluster && map.version > known.version;
-            if newer {
-                *known = map;
-            }
-            newer
-        });
-        if let (true, Some(trust)) = (is_new, &self.who.trust) {
-            trust.follow(&offered.removed, &offered.authorities);
-        }
-        is_new
-    }
-
-    /// Applies the map in a reply, and puts the newest known one into the reply. Returns the version that the
-    /// reply carried, if any.
-    pub async fn learn_from(&self, reply: &mut impl TellsMap, payload: &[u8]) -> Result<Option<u64>> {
-        let (told, mut version) = (reply.take_map(), None);
-        if !payload.is_empty() || told.is_some() {
-            let known = self.map.borrow().clone();
-            let map = match map_told(told, payload, &known) {
-                Ok(news) => news,
-                Err(e) => {
-                    tracing::warn!("the whole cluster map is asked for: {e}");
-                    Some(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?)
-                }
-            };
-            version = map.map(|map| (map.version, self.offer(map)).0);
-        }
-        reply.put_map(self.map.borrow().clone());
-        Ok(version)
-    }
-
     /// Looks for another leading coordinator when this one is silent.
-    pub fn look_elsewhere(&self) {
+    pub fn find_another(&self) {
         let coordinator = self.coordinator.clone();
         self.env.tasks.spawn("look for another coordinator", async move {
-            if coordinator.look_elsewhere(LOOK_PATIENCE).await {
+            if coordinator.find_another(FIND_PATIENCE).await {
                 tracing::info!("another coordinator answers in the place of a silent one");
             }
         });
@@ -544,93 +512,7 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
     }
 }
 
-/// The map that a reply carries: in its body, or as changes in its payload. `None`: it is already known.
-fn map_told(
-    told: Option<Arc<ClusterMap>>,
-    payload: &[u8],
-    known: &Arc<ClusterMap>,
-) -> Result<Option<Arc<ClusterMap>>> {
-    if payload.is_empty() {
-        return Ok(told);
-    }
-    let news = MapNews::from_bytes(payload).and_then(|news| news.apply(known));
-    news.map_err(|e| e.doing("read the news of the cluster map"))
-}
-
-async fn first_map(env: &Env, coordinator: &Channel, patience: Duration) -> Result<Arc<ClusterMap>> {
-    let deadline = env.clock.now() + patience;
-    let mut say_at = env.clock.now() + SAY_WAITS_AFTER;
-    loop {
-        let now = env.clock.now();
-        let left = deadline.since(now).clamp(RETRY_PAUSE, FIRST_ANSWER);
-        let asked = coordinator.call(&GetMap { newer_than: 0, wait_ms: 0 }, Vec::new(), left).await;
-        if let Err(e) = asked.as_ref().map_err(|e| e.clone().doing("wait for a coordinator"))
-            && is_temporary(&e)
-            && now >= say_at
-        {
-            tracing::warn!("{e}");
-            say_at = now + SAY_WAITS_EVERY;
-        }
-        match asked {
-            Ok((MapReply { map }, payload)) => {
-                let nothing = Arc::new(ClusterMap::absent());
-                if let Some(map) = map_told(map, &payload, &nothing)? {
-                    return Ok(map);
-                }
-            }
-            Err(e) if is_temporary(&e) && env.clock.now() < deadline => {}
-            Err(e) => return Err(e.doing("get the cluster map from the coordinator")),
-        }
-        env.clock.sleep(RETRY_PAUSE).await;
-    }
-}
-
 pub(crate) fn is_temporary(e: &Error) -> bool {
     use weir_proto::ErrorKind::{Deadline, Stale, Unavailable};
     matches!(e.kind, Unavailable | Deadline | Stale)
-}
-
-async fn follow_map(shared: Arc<Shared>) {
-    let (mut reported, mut ask_for_all) = (false, false);
-    loop {
-        let known = shared.map.borrow().clone();
-        let newer_than = if std::mem::take(&mut ask_for_all) { 0 } else { known.version };
-        let request = GetMap { newer_than, wait_ms: MAP_WAIT.as_millis() as u32 };
-        let asked = shared.coordinator.call(&request, Vec::new(), MAP_WAIT + ANSWER_SLACK).await;
-        match asked.map(|(reply, payload)| {
-            // The known map may be newer by now: a change that this node requested.
-            let known = shared.map.borrow().clone();
-            map_told(reply.map, &payload, &known)
-        }) {
-            Ok(Err(e)) => {
-                tracing::warn!("the whole cluster map is asked for: {e}");
-                ask_for_all = true;
-                shared.env.clock.sleep(RETRY_PAUSE).await;
-            }
-            Ok(Ok(None)) => reported = false,
-            Ok(Ok(Some(map))) => {
-                reported = false;
-                let (cluster, version) = (map.cluster, map.version);
-                let old = !shared.offer(map) && version <= shared.map.borrow().version;
-                if old && version < known.version {
-                    tracing::error!(
-                        "the coordinator's map of cluster {cluster} has version {version}, {} is known here: its \
-                         state was lost or replaced",
-                        known.version
-                    );
-                    shared.env.clock.sleep(MAP_WAIT).await;
-                }
-            }
-            Err(e) => {
-                if !reported {
-                    tracing::warn!("cannot follow the cluster map: {e}");
-                }
-                reported = true;
-                if e.kind == ErrorKind::Deadline {
-                    shared.look_elsewhere();
-                }
-                shared.env.clock.sleep(RETRY_PAUSE).await;
-            }
-        }
-    }
 }

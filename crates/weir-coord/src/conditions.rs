@@ -68,7 +68,7 @@ impl ReportedConditions {
             return;
         }
         if self.0.len() >= NODES_MAX && !self.0.contains_key(&key) {
-            let silent = self.0.iter().min_by_key(|(_, (heard, _))| *heard).map(|(key, _)| key.clone());
+            let silent = self.0.iter().min_by_key(|(_, (received, _))| *received).map(|(key, _)| key.clone());
             silent.map(|key| self.0.remove(&key));
         }
         self.0.insert(key, (now, kept(condition)));
@@ -77,19 +77,19 @@ impl ReportedConditions {
     fn list(&mut self, now: Instant) -> Conditions {
         self.forget(now);
         let node =
-            |((node, role), (heard, condition)): (&(String, Role), &(Instant, Condition))| NodeCondition {
+            |((node, role), (received, condition)): (&(String, Role), &(Instant, Condition))| NodeCondition {
                 node: node.clone(),
                 role: *role,
-                heard_ms: now.since(*heard).as_millis() as u64,
+                heard_ms: now.since(*received).as_millis() as u64,
                 condition: condition.clone(),
             };
         Conditions { nodes: self.0.iter().map(node).collect() }
     }
 
     fn forget(&mut self, now: Instant) {
-        self.0.retain(|(_, role), (heard, _)| {
+        self.0.retain(|(_, role), (received, _)| {
             let limit = if *role == Role::Mount { MOUNT_FORGOTTEN_AFTER } else { FORGOTTEN_AFTER };
-            now.since(*heard) < limit
+            now.since(*received) < limit
         });
     }
 }

@@ -23,7 +23,7 @@ pub struct CutLinks {
 }
 
 struct Reported {
-    heard: Instant,
+    received: Instant,
     link: CutLink,
 }
 
@@ -46,21 +46,21 @@ impl CutLinks {
             since_ms: report.cut_ms,
             why,
         };
-        self.of.insert(key, Reported { heard: now, link });
+        self.of.insert(key, Reported { received: now, link });
     }
 
     /// The links that are cut now, in the order of their reporters' names.
     pub fn list(&mut self, now: Instant) -> Vec<CutLink> {
         self.forget(now);
         let of = self.of.values().map(|r| {
-            let since_ms = r.link.since_ms + now.since(r.heard).as_millis() as u64;
+            let since_ms = r.link.since_ms + now.since(r.received).as_millis() as u64;
             CutLink { since_ms, ..r.link.clone() }
         });
         of.collect()
     }
 
     fn forget(&mut self, now: Instant) {
-        self.of.retain(|_, r| now.since(r.heard) < FORGOTTEN_AFTER);
+        self.of.retain(|_, r| now.since(r.received) < FORGOTTEN_AFTER);
     }
 }
 

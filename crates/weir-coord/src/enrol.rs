@@ -26,9 +26,9 @@ use weir_trust::token::Secret;
 
 const RENEW_OWN_EVERY: Duration = Duration::from_secs(LIFE_S / 3);
 /// Retry interval when the map could not be changed.
-const TELL_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Retry interval while the cluster's level does not allow the change.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_secs(60);
 /// The key of the record in the store.
 pub const ENROLMENT_KEY: &str = "enrolment";
 /// Longest validity of a token.
@@ -389,11 +389,17 @@ pub async fn follow_map(mut maps: watch::Receiver<Arc<ClusterMap>>, trust: Arc<T
 }
 
 /// A function that writes these authorities into the cluster map.
-pub type Tell = Box<dyn Fn(Vec<[u8; 16]>) -> BoxFuture<'static, Result<()>> + Send + Sync>;
+pub type NameAuthorities = Box<dyn Fn(Vec<[u8; 16]>) -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 /// Renews the coordinator's own certificate long before it expires, and when another authority signs. The
-/// authorities go into the map (through `tell`) after the coordinator trusts them itself.
-pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, name: String, tell: Tell) {
+/// authorities go into the map (through `name_them`) after the coordinator trusts them itself.
+pub async fn follow_authorities(
+    env: Env,
+    office: Weak<Office>,
+    tls: Arc<Tls>,
+    name: String,
+    name_them: NameAuthorities,
+) {
     let Some(mut authorities) = office.upgrade().map(|office| office.authorities.subscribe()) else { return };
     loop {
         let pins = {
@@ -404,13 +410,13 @@ pub async fn follow_authorities(env: Env, office: Weak<Office>, tls: Arc<Tls>, n
             }
             office.authorities.borrow().pins()
         };
-        let wait = match tell(pins.clone()).await {
+        let wait = match name_them(pins.clone()).await {
             Ok(()) => RENEW_OWN_EVERY,
             // Until the upgrade is finished.
-            Err(e) if e.kind == ErrorKind::Unsupported => LOOK_AGAIN,
+            Err(e) if e.kind == ErrorKind::Unsupported => POLL,
             Err(e) => {
                 tracing::error!("the cluster map does not name the authorities yet: {e}");
-                TELL_AGAIN
+                RETRY_PAUSE
             }
         };
         let changed = authorities.wait_for(|authorities| authorities.pins() != pins);

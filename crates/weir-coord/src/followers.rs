@@ -11,7 +11,7 @@ use weir_env::{BoxFuture, Clock, watch};
 use weir_proto::Result;
 use weir_proto::coord::{GetMap, MapReply};
 use weir_proto::map::{ClusterMap, Role};
-use weir_proto::news::{TellsMap, is_in_payload};
+use weir_proto::news::{CarriesMap, is_in_payload};
 use weir_proto::version::check_level;
 use weir_rpc::{Call, Connection, Reply};
 
@@ -107,7 +107,7 @@ impl Followers {
 
 impl Known {
     /// The reply in the caller's form: with the map, or with changes of it.
-    pub fn answer(&self, mut reply: impl TellsMap) -> Result<Reply> {
+    pub fn answer(&self, mut reply: impl CarriesMap) -> Result<Reply> {
         if !is_in_payload(self.protocol) {
             return Ok(Reply::new(&reply));
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weir_env::Env;
 use weir_proto::map::Role;
-use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, GATHERED_MAX, Gather, NodeAnswer, Told};
+use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, GATHERED_MAX, Gather, NodeAnswer, NodeReply};
 use weir_proto::{Error, ErrorKind, Request, Result, Wire};
 use weir_rpc::{Connection, Payload, Reply};
 
@@ -27,20 +27,20 @@ pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection
     let peers = &peers[..peers.len().min(GATHERED_MAX)];
     let mut answers = Vec::new();
     if asked.after == 0 {
-        let told = shown(&env.watch, asked.method, &asked.body);
-        answers.push(answer(&name, Role::Coordinator, told));
+        let reply = shown(&env.watch, asked.method, &asked.body);
+        answers.push(answer(&name, Role::Coordinator, reply));
     }
     let (report, mut reported) = mpsc::channel(GATHERED_MAX);
     for peer in peers {
         let (report, peer, asked) = (report.clone(), peer.clone(), asked.clone());
         env.tasks.spawn("gather", async move {
-            let told = peer.call_encoded(asked.method, &asked.body, Payload::default(), patience).await;
-            let told = told.and_then(|answered| Told::from_bytes(&answered.reply));
-            let told = told.map_err(|e| match e.kind {
+            let reply = peer.call_encoded(asked.method, &asked.body, Payload::default(), patience).await;
+            let reply = reply.and_then(|answered| NodeReply::from_bytes(&answered.reply));
+            let reply = reply.map_err(|e| match e.kind {
                 ErrorKind::Deadline => Error::deadline(format!("no answer within {patience:?}")),
                 _ => e,
             });
-            let answer = answer(&peer.peer().name, peer.peer().role, told);
+            let answer = answer(&peer.peer().name, peer.peer().role, reply);
             let _ = report.send(answer).await; // the command has given up
         });
     }
@@ -53,13 +53,13 @@ pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection
     Ok(Reply::with_payload(&weir_proto::watch::Gathered { next }, bytes::Bytes::from(payload)))
 }
 
-fn answer(name: &str, role: Role, told: Result<Told>) -> NodeAnswer {
-    let fits = |told: Told| match told.body.len() <= ANSWER_BYTES_MAX {
-        true => Ok(told),
-        false => Err(Error::invalid(format!("an answer of {} bytes is too long", told.body.len()))),
+fn answer(name: &str, role: Role, reply: Result<NodeReply>) -> NodeAnswer {
+    let fits = |reply: NodeReply| match reply.body.len() <= ANSWER_BYTES_MAX {
+        true => Ok(reply),
+        false => Err(Error::invalid(format!("an answer of {} bytes is too long", reply.body.len()))),
     };
-    match told.and_then(fits) {
-        Ok(Told { process, name: own, body }) => {
+    match reply.and_then(fits) {
+        Ok(NodeReply { process, name: own, body }) => {
             let name = if own.is_empty() { name.to_owned() } else { own };
             NodeAnswer { name, role, process, failure: String::new(), body }
         }
@@ -78,12 +78,12 @@ fn answer(name: &str, role: Role, told: Result<Told>) -> NodeAnswer {
 pub struct Gathered<T> {
     pub name: String,
     pub role: Role,
-    pub told: std::result::Result<T, String>,
+    pub reply: std::result::Result<T, String>,
 }
 
 impl Cluster {
     /// Asks all processes that are connected to the coordinator, each for at most `patience`.
-    pub async fn gather<R: Request<Reply = Told>, T: Wire>(
+    pub async fn gather<R: Request<Reply = NodeReply>, T: Wire>(
         &self,
         request: &R,
         patience: Duration,
@@ -101,13 +101,13 @@ impl Cluster {
             let call = self.shared().coordinator.call(&asked, Vec::new(), patience + SLACK);
             let (page, payload) = call.await.map_err(|e| e.doing("ask the coordinator"))?;
             for NodeAnswer { name, role, process, failure, body } in Answers::from_bytes(&payload)?.answers {
-                let told = match failure.is_empty() {
+                let reply = match failure.is_empty() {
                     true => T::from_bytes(&body).map_err(|e| e.to_string()),
                     false => Err(failure),
                 };
-                match told.is_ok() {
-                    true => drop(by_process.insert(process, Gathered { name, role, told })),
-                    false => silent.push(Gathered { name, role, told }),
+                match reply.is_ok() {
+                    true => drop(by_process.insert(process, Gathered { name, role, reply })),
+                    false => silent.push(Gathered { name, role, reply }),
                 }
             }
             after = page.next;

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_identity_is_told() {
+    async fn a_damaged_identity_is_reported() {
         let (env, dir) = place();
         format_target(&*env.disk, dir.path(), &identity(1)).unwrap();
         let file = dir.path().join(IDENTITY_FILE);

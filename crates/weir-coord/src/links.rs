@@ -188,7 +188,7 @@ impl Shared {
 
     fn start_probe(self: &Arc<Shared>, node: NodeId, target: TargetId) {
         if self.links.begin_probe(node, self.env.clock.now()) {
-            self.env.tasks.spawn("look at a link", look(self.clone(), node, target));
+            self.env.tasks.spawn("look at a link", probe_link(self.clone(), node, target));
         }
     }
 
@@ -256,14 +256,14 @@ impl Shared {
             ReportTarget { target, group: group.id, epoch: group.epoch, suspicion: Suspicion::Slow, why };
         let reported = self.coordinator.call_now(&report, Payload::default(), REPORT_PATIENCE).await;
         if let Err(e) = reported {
-            tracing::debug!(target_id = %target, "coordinator not told that it is silent: {e}");
+            tracing::debug!(target_id = %target, "not reported to the coordinator as silent: {e}");
         }
     }
 
     async fn report_link(&self, report: &ReportLink) {
         let reported = self.coordinator.call_now(report, Payload::default(), REPORT_PATIENCE).await;
         if let Err(e) = reported {
-            tracing::debug!("coordinator not told of a link: {e}");
+            tracing::debug!("a link was not reported to the coordinator: {e}");
         }
     }
 }
@@ -299,7 +299,7 @@ async fn ping(channel: &Channel, target: TargetId, patience: Duration) -> Result
     }
 }
 
-async fn look(shared: Arc<Shared>, node: NodeId, target: TargetId) {
+async fn probe_link(shared: Arc<Shared>, node: NodeId, target: TargetId) {
     let map = shared.map.borrow().clone();
     let seen = shared.compare(&map, node, target).await;
     let now = shared.env.clock.now();

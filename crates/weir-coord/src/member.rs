@@ -115,10 +115,10 @@ impl Member {
         };
         let seen = self.shared.map.borrow().version;
         let (mut joined, payload) = connection.call(&request, Vec::new(), JOIN_PATIENCE).await?;
-        let told = self.shared.learn_from(&mut joined, &payload).await?;
-        if let Some(told) = told.filter(|told| *told < seen) {
+        let carried = self.shared.learn_from(&mut joined, &payload).await?;
+        if let Some(carried) = carried.filter(|carried| *carried < seen) {
             connection.close("this coordinator knows an older cluster map");
-            return Err(older_map(told, seen));
+            return Err(older_map(carried, seen));
         }
         *self.shared.node.lock().unwrap_or_else(PoisonError::into_inner) = Some(joined.node);
         Ok((connection, joined))
@@ -138,7 +138,7 @@ impl Member {
             match connection.call(&heartbeat, Vec::new(), interval).await {
                 Ok(_) => answered = clock.now(),
                 Err(e) if e.kind != ErrorKind::Deadline => return e,
-                Err(_) if clock.now().since(answered) >= SILENCE => self.shared.look_elsewhere(),
+                Err(_) if clock.now().since(answered) >= SILENCE => self.shared.find_another(),
                 Err(_) => {}
             }
             tokio::select! {

@@ -105,7 +105,7 @@ impl Members {
         for target in &targets {
             self.suspects.remove(target);
         }
-        let presence = Presence::Connected { last_heard: now };
+        let presence = Presence::Connected { last_contact: now };
         for (target, offer) in targets.iter().zip(&join.targets) {
             // Until the first heartbeat: the cluster's size is known as soon as it can be used.
             self.reports.entry(*target).or_insert(TargetReport {
@@ -145,7 +145,7 @@ impl Members {
     }
 
     /// A heartbeat of `node` on `connection`. `Stale`: it is not a member (any more) and must join again.
-    pub fn heard(
+    pub fn heartbeat(
         &mut self,
         map: &mut ClusterMap,
         node: NodeId,
@@ -154,7 +154,7 @@ impl Members {
         now: Instant,
     ) -> Result<()> {
         let member = self.member_on(node, connection)?;
-        member.presence = Presence::Connected { last_heard: now };
+        member.presence = Presence::Connected { last_contact: now };
         let serves = member.serves.clone();
         for report in reports.into_iter().filter(|r| serves.contains(&r.target)) {
             if report.failed && target_failed(map, report.target) {

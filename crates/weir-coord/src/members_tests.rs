@@ -129,7 +129,7 @@ fn a_target_that_returns_with_less_is_behind_until_refilled() {
         let mut world = World::with_six();
         let mut left = report(3);
         left.position = 70;
-        world.members.heard(&mut world.map, NodeId(3), 3, vec![left], at(1)).unwrap();
+        world.members.heartbeat(&mut world.map, NodeId(3), 3, vec![left], at(1)).unwrap();
         // All are gone: without the loss, all would be current when they return.
         (1..=6).for_each(|n| world.members.disconnected(n));
         world.reconcile(at(2));
@@ -157,12 +157,12 @@ fn a_target_that_returns_with_less_is_behind_until_refilled() {
 fn silence_takes_a_node_down_and_it_must_join_again() {
     let mut world = World::with_six();
     for n in 1..=5 {
-        world.members.heard(&mut world.map, NodeId(n), u64::from(n), vec![], at(900)).unwrap();
+        world.members.heartbeat(&mut world.map, NodeId(n), u64::from(n), vec![], at(900)).unwrap();
     }
     world.reconcile(at(1500));
     assert_eq!(world.target(6), TargetState::Down);
     assert_eq!(world.target(5), TargetState::Up);
-    let late = world.members.heard(&mut world.map, NodeId(6), 6, vec![], at(1501)).unwrap_err();
+    let late = world.members.heartbeat(&mut world.map, NodeId(6), 6, vec![], at(1501)).unwrap_err();
     assert_eq!(late.kind, ErrorKind::Stale);
 }
 
@@ -198,7 +198,7 @@ fn the_size_of_a_target_is_known_when_it_joins() {
     };
     assert_eq!(reported(&world), [(100, 0); 6]);
     let report = TargetReport { used: 7, ..world.members.reports[&TargetId(2)].clone() };
-    world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
+    world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
     world.members.disconnected(2);
     world.join(&join("s2", 8, &[2]), 8, at(2)).unwrap();
     assert_eq!(reported(&world)[1], (100, 7), "what it told last is better than what it offers");
@@ -209,9 +209,9 @@ fn a_failed_disk_is_out_for_good() {
     let mut world = World::with_six();
     let report = TargetReport { failed: true, ..report(2) };
     // A node reports only its own targets.
-    world.members.heard(&mut world.map, NodeId(1), 1, vec![report.clone()], at(1)).unwrap();
+    world.members.heartbeat(&mut world.map, NodeId(1), 1, vec![report.clone()], at(1)).unwrap();
     assert_eq!(world.target(2), TargetState::Up);
-    world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
+    world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
     world.reconcile(at(1));
     assert_eq!((world.target(2), world.member(2)), (TargetState::Failed, MemberState::Down));
 }
@@ -220,13 +220,13 @@ fn a_failed_disk_is_out_for_good() {
 fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
     let mut world = World::with_six();
     let mut report = TargetReport { failed: true, ..report(2) };
-    world.members.heard(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
+    world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
     world.reconcile(at(1));
     let clear = |world: &mut World, n| world.members.clear_target(&mut world.map, TargetId(n));
     assert!(clear(&mut world, 2).unwrap_err().context.contains("start the process again"));
     assert!(clear(&mut world, 3).unwrap_err().context.contains("has not failed"));
     report.failed = false;
-    world.members.heard(&mut world.map, NodeId(2), 2, vec![report], at(2)).unwrap();
+    world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report], at(2)).unwrap();
     assert_eq!(world.target(2), TargetState::Failed, "not by itself");
     clear(&mut world, 2).unwrap();
     world.reconcile(at(2));
@@ -243,7 +243,7 @@ fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
     let mut after = |stalled_ms: u32| {
         for n in 1..=3 {
             let (node, reports) = (NodeId(n), vec![quiet(n, stalled_ms)]);
-            world.members.heard(&mut world.map, node, n.into(), reports, at(1)).unwrap();
+            world.members.heartbeat(&mut world.map, node, n.into(), reports, at(1)).unwrap();
             world.reconcile(at(1));
         }
         (1..=3).filter(|n| world.target(*n) == TargetState::Down).count()
@@ -265,7 +265,7 @@ fn a_suspect_is_down_until_it_answers() {
 }
 
 #[test]
-fn who_may_not_join_is_told_why() {
+fn a_refused_join_gets_the_reason() {
     let mut world = World::with_six();
     let change = |f: &dyn Fn(&mut Join)| {
         let mut j = join("new", 50, &[9]);

@@ -46,7 +46,7 @@ pub struct Moving {
 
 impl Moving {
     /// Ends moves that cannot continue, and begins the planned ones.
-    pub fn turn(&mut self, map: &mut ClusterMap, wishes: &mut Wishes, observed: &Observed, now: Instant) {
+    pub fn step(&mut self, map: &mut ClusterMap, wishes: &mut Wishes, observed: &Observed, now: Instant) {
         settle_moves(map);
         self.reopen_late(map, now);
         wishes.draining.retain(|target| map.target(*target).is_some());

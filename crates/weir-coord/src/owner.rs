@@ -136,7 +136,7 @@ impl Owner {
             let now = self.env.clock.now();
             self.members.forgive(now.since(looked).saturating_sub(tick), now);
             looked = now;
-            if let Err(e) = self.turn(first).await {
+            if let Err(e) = self.handle_batch(first).await {
                 tracing::error!("this coordinator leads no more: {e}");
                 let _ = self.seat.lost.set(e); // it is lost once
                 return;
@@ -145,7 +145,7 @@ impl Owner {
     }
 
     /// Handles one batch of events. An error: another coordinator leads, or may lead.
-    async fn turn(&mut self, first: Option<Event>) -> Result<()> {
+    async fn handle_batch(&mut self, first: Option<Event>) -> Result<()> {
         let now = self.env.clock.now();
         self.seat.check(now)?;
         let published = self.map.borrow().clone();
@@ -261,7 +261,7 @@ impl Owner {
         match event {
             Event::Join { join, connection, answer } => self.joins(&join, connection, answer, batch, now),
             Event::Heartbeat { heartbeat: Heartbeat { node, targets }, connection, answer } => {
-                match self.members.heard(&mut batch.draft, node, connection, targets, now) {
+                match self.members.heartbeat(&mut batch.draft, node, connection, targets, now) {
                     Err(e) => refuse(answer, e),
                     Ok(()) => batch.after(answer, |map| HeartbeatAck { map_version: map.version }),
                 }
@@ -465,7 +465,7 @@ impl Owner {
         batch: &mut Batch,
         now: Instant,
     ) {
-        match self.members.heard(&mut batch.draft, node, connection, targets, now) {
+        match self.members.heartbeat(&mut batch.draft, node, connection, targets, now) {
             Err(e) => refuse(answer, e),
             Ok(()) => {
                 self.members.disconnected(connection);

@@ -37,7 +37,7 @@ pub async fn probe(
     let mut looks = 1;
     loop {
         let begun = env.clock.now();
-        let outcome = look(&env, &who, &node, target, patience).await;
+        let outcome = stat_target(&env, &who, &node, target, patience).await;
         let was_late = env.clock.now().since(begun) > patience + patience / 2;
         if outcome.is_ok() || !was_late || looks == LATE_PROBES_MAX {
             return outcome;
@@ -68,7 +68,7 @@ pub fn probe_each(
     reports
 }
 
-async fn look(
+async fn stat_target(
     env: &Env,
     who: &Identity,
     node: &Node,

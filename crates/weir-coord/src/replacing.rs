@@ -161,7 +161,7 @@ impl Replacing {
     ) {
         let observed = observed(&self.lost, wishes, reports);
         note_full(map, reports);
-        self.moving.turn(map, wishes, &observed, now);
+        self.moving.step(map, wishes, &observed, now);
     }
 
     /// See [`Moving::drain`].

@@ -36,7 +36,7 @@ use weir_proto::copies::{KeepCopy, SetCopies};
 use weir_proto::enrol::{CertificateKept, Enrolled, TokenCreate};
 use weir_proto::event::{GetEvents, MarkEvents, ReportEvents};
 use weir_proto::map::{ClusterMap, Settings};
-use weir_proto::news::TellsMap;
+use weir_proto::news::CarriesMap;
 use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
 use weir_proto::watch::Gather;
@@ -277,7 +277,7 @@ impl Coordinator {
     /// Like `ask`, for an answer with the newest map: only the changes that the caller lacks, if possible.
     fn ask_map<R: Request>(&self, call: &Call, event: impl FnOnce(Answer<R::Reply>) -> Event) -> Handled
     where
-        R::Reply: TellsMap + 'static,
+        R::Reply: CarriesMap + 'static,
     {
         let answered = self.ask_owner(R::NAME, event);
         let known = self.followers.known(&call.connection);

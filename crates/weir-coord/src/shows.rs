@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::watch::{
     ANSWER_BYTES_MAX, Fact, Facts, GetFacts, GetHistory, GetMeters, GetTop, ListWaits, Meter, MeterBucket,
-    MeterKind, Meters, ROWS_MAX, SeriesRead, Told, Top, TopRow, WaitSeen, WaitsListed,
+    MeterKind, Meters, NodeReply, ROWS_MAX, SeriesRead, Top, TopRow, WaitSeen, WaitsListed,
 };
 use weir_proto::{Error, Request, Result, Wire};
 use weir_rpc::{Call, Handled, Reply, Service};
@@ -26,7 +26,7 @@ impl Shows {
 
 impl Service for Shows {
     fn handle(&self, call: Call) -> Handled {
-        Handled::Now(shown(&self.0.watch, call.method, &call.body).map(|told| Reply::new(&told)))
+        Handled::Now(shown(&self.0.watch, call.method, &call.body).map(|reply| Reply::new(&reply)))
     }
     fn payload_max(&self, _from: weir_proto::sender::Sender) -> u32 {
         0
@@ -34,7 +34,7 @@ impl Service for Shows {
 }
 
 /// The answer of this process.
-pub fn shown(watch: &Watch, method: u16, body: &[u8]) -> Result<Told> {
+pub fn shown(watch: &Watch, method: u16, body: &[u8]) -> Result<NodeReply> {
     let body = match method {
         GetMeters::METHOD => GetMeters::from_bytes(body).map(|_| meters(watch))?,
         ListWaits::METHOD => waits(watch, &ListWaits::from_bytes(body)?).to_bytes(),
@@ -44,7 +44,7 @@ pub fn shown(watch: &Watch, method: u16, body: &[u8]) -> Result<Told> {
         _ => return Err(Error::unsupported(format!("method {method} is not served here"))),
     };
     let name = watch.name.get().cloned().unwrap_or_default();
-    Ok(Told { process: watch.process, name, body: body.into() })
+    Ok(NodeReply { process: watch.process, name, body: body.into() })
 }
 
 /// As much as fits.

@@ -399,7 +399,7 @@ mod format {
         }
 
         #[test]
-        fn damage_is_told_and_never_believed() {
+        fn damage_is_reported_and_never_believed() {
             let good = golden();
             assert_eq!(decode(&good).unwrap().keys["map"].value, b"abc");
             for i in 0..good.len() {

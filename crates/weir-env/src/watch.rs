@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_value_is_seen_and_the_end_is_told() {
+    async fn the_last_value_is_seen_and_the_end_is_reported() {
         let (sender, mut receiver) = channel("a");
         assert!(!receiver.has_changed());
         assert!(!sender.send_if_modified(|_| false));

@@ -148,7 +148,7 @@ fn nobody_blocks_where_the_disk_is_slow_or_hangs() {
 
 #[test]
 #[should_panic(expected = "seed 9, at 0.000000s: deadlock")]
-fn a_deadlock_is_told() {
+fn a_deadlock_is_reported() {
     World::new(9, SimConfig::default()).run(std::future::pending::<()>());
 }
 
@@ -164,7 +164,7 @@ fn a_panicking_task_ends_the_run() {
 
 #[test]
 #[should_panic(expected = "no end after 60s")]
-fn a_run_without_end_is_told() {
+fn a_run_without_end_is_reported() {
     let world = World::new(1, SimConfig { time_max: 60 * S, ..SimConfig::default() });
     world.run(async {
         loop {
@@ -210,7 +210,7 @@ fn a_killed_process_loses_tasks_and_connections_keeps_files() {
 }
 
 #[test]
-fn a_process_dies_at_the_point_it_was_told() {
+fn a_process_dies_at_the_requested_point() {
     let world = World::new(3, SimConfig::default());
     world.run(async {
         let env = world.node("server");
@@ -315,7 +315,7 @@ fn a_partition_holds_bytes_back_until_it_heals() {
 }
 
 #[test]
-fn disks_fail_as_told() {
+fn disks_fail_as_requested() {
     let world = World::new(7, SimConfig::default());
     let env = world.node("n");
     let path = Path::new("/f");
@@ -433,7 +433,7 @@ fn bytes_of_a_lost_connection_arrive_late() {
 }
 
 #[test]
-fn disks_lie_as_told_and_can_be_replaced() {
+fn disks_lie_as_requested_and_can_be_replaced() {
     let world = World::new(12, SimConfig::default());
     let env = world.node("n");
     let (slab, other) = (Path::new("/slab-1"), Path::new("/other"));

@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_no_mount_is_told_so() {
+    fn a_directory_that_is_no_mount_is_reported_so() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!is_mounted(dir.path()));
         assert!(unmount(dir.path(), false).unwrap_err().to_string().contains("nothing is mounted"));

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_told_from_its_parent_and_from_other_threads() {
+    fn a_child_differs_from_its_parent_and_from_other_threads() {
         let own = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let found = [(child.id(), own), (own, child.id()), (own, own), (1, own), (own, 0)]
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_dies_of_a_signal_is_told_from_one_that_ends() {
+    fn a_process_that_dies_of_a_signal_differs_from_one_that_ends() {
         let stat = |flags: u64, code: u64| {
             let zeros = |n| vec!["0"; n].join(" ");
             format!("7 (a) b) S {} {flags} {} {code}", zeros(5), zeros(42))

@@ -310,7 +310,7 @@ impl Filesystem for Mounted {
     }
 
     fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.look_at_options();
+        self.check_options();
         reply.opened(self.streams.open(self.cred(request)), FopenFlags::empty());
     }
 

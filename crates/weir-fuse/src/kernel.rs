@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_inode_is_told_until_all_answers_are_taken_back() {
+    fn an_inode_is_reported_until_all_answers_are_taken_back() {
         let (notices, ino) = (Notices::default(), INodeNo(77));
         notices.note_answer(ino);
         notices.note_answer(ino);

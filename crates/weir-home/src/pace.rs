@@ -6,7 +6,7 @@ use tokio::sync::Mutex as Turns;
 use weir_env::{Clock, Instant};
 
 /// Pauses end at least this often, because the limit may have changed.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL: Duration = Duration::from_millis(100);
 
 pub(crate) struct Pace {
     state: Mutex<State>,
@@ -52,7 +52,7 @@ impl Pace {
             if wait.is_zero() {
                 return self.count(bytes, now);
             }
-            clock.sleep(wait.min(LOOK)).await;
+            clock.sleep(wait.min(POLL)).await;
         }
     }
 }

@@ -170,7 +170,7 @@ impl Verify {
                     break;
                 }
             }
-            me.look_for_strangers(dir, &path, &names, &mut doubtful).await?;
+            me.find_strangers(dir, &path, &names, &mut doubtful).await?;
         }
         drop(done);
         while let Some(seen) = seen.recv().await {
@@ -182,7 +182,7 @@ impl Verify {
     }
 
     /// Finds names in a directory at home that the volume does not have.
-    async fn look_for_strangers(
+    async fn find_strangers(
         &self,
         dir: InodeId,
         path: &HomePath,

@@ -233,7 +233,7 @@ impl Inner {
         Ok(fingerprint_of(&stat.attr))
     }
 
-    async fn look(&self, attr: &Attr) -> Result<Found> {
+    async fn stat_entry(&self, attr: &Attr) -> Result<Found> {
         let xattrs = self.xattrs(attr.ino).await?;
         let target = match attr.kind {
             FileKind::Symlink => self.client.readlink(attr.ino).await?,

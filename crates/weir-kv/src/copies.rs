@@ -30,18 +30,18 @@ impl Copies for Alone {
 
 /// For a copy that follows: the records that the leader has declared durable.
 #[derive(Default)]
-pub(crate) struct Told(AtomicU64);
+pub(crate) struct ReportedDurable(AtomicU64);
 
-impl Told {
-    pub(crate) fn at(seq: CommitSeq) -> Told {
-        Told(AtomicU64::new(seq.0))
+impl ReportedDurable {
+    pub(crate) fn at(seq: CommitSeq) -> ReportedDurable {
+        ReportedDurable(AtomicU64::new(seq.0))
     }
-    pub(crate) fn tell(&self, seq: CommitSeq) {
+    pub(crate) fn note(&self, seq: CommitSeq) {
         self.0.fetch_max(seq.0, Ordering::AcqRel);
     }
 }
 
-impl Copies for Told {
+impl Copies for ReportedDurable {
     fn offer(&self, _seq: CommitSeq, _body: &[u8]) {}
     fn kept(&self) -> CommitSeq {
         CommitSeq(self.0.load(Ordering::Acquire))
@@ -53,7 +53,7 @@ pub(crate) enum Role {
     /// It makes records, under an epoch (0: it never had copies).
     Leads(Epoch, Arc<dyn Copies>),
     /// It takes the records of an epoch's leader. `joined`: since it compared them with its own.
-    Follows { epoch: Epoch, told: Arc<Told>, joined: bool },
+    Follows { epoch: Epoch, reported: Arc<ReportedDurable>, joined: bool },
 }
 
 impl Role {
@@ -66,7 +66,7 @@ impl Role {
     pub(crate) fn copies(&self) -> Arc<dyn Copies> {
         match self {
             Role::Leads(_, copies) => copies.clone(),
-            Role::Follows { told, .. } => told.clone(),
+            Role::Follows { reported, .. } => reported.clone(),
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::base::{Base, Folded, Tree};
 use crate::change::Delta;
-use crate::copies::{Alone, Role, Told};
+use crate::copies::{Alone, ReportedDurable, Role};
 use crate::crash_points;
 use crate::epochs::Epochs;
 use crate::format::{
@@ -108,8 +108,8 @@ impl Core {
         let (role, durable) = match mark {
             None => (Role::Leads(Epoch(0), Arc::new(Alone)), found.last),
             Some(Mark { epoch, .. }) => {
-                let told = Arc::new(Told::at(folded.seq));
-                (Role::Follows { epoch, told, joined: false }, folded.seq)
+                let reported = Arc::new(ReportedDurable::at(folded.seq));
+                (Role::Follows { epoch, reported, joined: false }, folded.seq)
             }
         };
         let found = Found::from(found, base);
@@ -305,7 +305,7 @@ impl Core {
     }
 
     /// Removes the records after `to`, which no leader ever acknowledged. None of them is in the tree.
-    pub(crate) fn cut_back(&self, writer: &mut Writer, to: CommitSeq) -> Result<()> {
+    pub(crate) fn truncate_to(&self, writer: &mut Writer, to: CommitSeq) -> Result<()> {
         let tree = lock(&self.tree);
         let folded = match tree.as_ref() {
             Some(tree) => tree.folded()?,
@@ -321,7 +321,7 @@ impl Core {
         self.journal.flush()?;
         let mark = Mark { epoch: writer.role.epoch(), begun: Begun::Cut(to) };
         self.write_mark(mark)?;
-        self.env.tasks.crash_point(crash_points::CUT_NOTED);
+        self.env.tasks.crash_point(crash_points::TRUNCATION_NOTED);
         let done = self.reload(writer, folded, mark);
         done.inspect_err(|e| self.journal.fail(e.clone()))
     }
@@ -356,7 +356,7 @@ fn find(shelf: &Shelf, wanted: Wanted, mark: Option<Mark>) -> Result<Recovered> 
             to.0
         )));
     }
-    shelf.tasks.crash_point(crash_points::CUT_DONE);
+    shelf.tasks.crash_point(crash_points::TRUNCATION_DONE);
     mark::write(&*shelf.disk, &shelf.dir, Mark { epoch, begun: Begun::Nothing })?;
     Ok(found)
 }

@@ -12,16 +12,17 @@ pub const SEGMENT_ENDED: &str = "kv-segment-ended";
 pub const FOLDED: &str = "kv-folded";
 
 /// A copy has recorded that it truncates its records.
-pub const CUT_NOTED: &str = "kv-cut-noted";
+pub const TRUNCATION_NOTED: &str = "kv-cut-noted";
 /// The end of the truncated segment is written, not synced.
-pub const CUT_CLEARED: &str = "kv-cut-cleared";
+pub const TRUNCATION_CLEARED: &str = "kv-cut-cleared";
 /// A segment after the truncation is removed.
-pub const CUT_REMOVED: &str = "kv-cut-removed";
+pub const TRUNCATION_REMOVED: &str = "kv-cut-removed";
 /// The truncation is complete, and its record still exists.
-pub const CUT_DONE: &str = "kv-cut-done";
+pub const TRUNCATION_DONE: &str = "kv-cut-done";
 
 /// Crash points of a copy that truncates its records.
-pub const OF_CUTS: [&str; 4] = [CUT_NOTED, CUT_CLEARED, CUT_REMOVED, CUT_DONE];
+pub const OF_TRUNCATIONS: [&str; 4] =
+    [TRUNCATION_NOTED, TRUNCATION_CLEARED, TRUNCATION_REMOVED, TRUNCATION_DONE];
 
 /// Crash points of any store.
 pub const ALL: [&str; 5] = [COMMITTED, WRITTEN, SYNCED, SEGMENT_ENDED, FOLDED];

@@ -108,7 +108,7 @@ impl Epochs {
     }
 
     /// Drops records after `seq`.
-    pub fn cut_back(&mut self, seq: CommitSeq) {
+    pub fn truncate_to(&mut self, seq: CommitSeq) {
         assert!(seq >= self.start, "what every copy holds is never cut");
         let whole = self.runs.iter().take_while(|run| run.last <= seq).count();
         let part = self.runs.get(whole).map(|run| Run { epoch: run.epoch, last: seq });
@@ -192,7 +192,7 @@ mod tests {
         let of_each = [0, 0, 1, 4, 4];
         for n in 0..=5 {
             let mut cut = epochs(&of_each);
-            cut.cut_back(CommitSeq(n as u64));
+            cut.truncate_to(CommitSeq(n as u64));
             assert_eq!(cut, epochs(&of_each[..n]));
             cut.push(Epoch(9));
             assert_eq!(cut.of(CommitSeq(n as u64 + 1)), Some(Epoch(9)));

@@ -9,7 +9,7 @@
 
 use crate::CommitSeq;
 use crate::change::Delta;
-use crate::copies::{Copies, Role, Told};
+use crate::copies::{Copies, ReportedDurable, Role};
 use crate::core::{Core, Writer};
 use crate::engine::Engine;
 use crate::epochs::Epochs;
@@ -69,7 +69,7 @@ impl Engine {
         self.core.env.tasks.blocking(move || core.lead(epoch, copies)).await
     }
 
-    /// Takes the records of the epoch's leader, after [`Engine::cut_back`]. From now on older epochs are
+    /// Takes the records of the epoch's leader, after [`Engine::truncate_to`]. From now on older epochs are
     /// refused. Waits for records that are not durable yet end with an error.
     pub async fn follow(&self, epoch: Epoch) -> Result<()> {
         let core = self.core.clone();
@@ -77,7 +77,7 @@ impl Engine {
     }
 
     /// Removes the records after `to`, the last one equal to the leader's. Then it takes the leader's.
-    pub async fn cut_back(&self, epoch: Epoch, to: CommitSeq) -> Result<()> {
+    pub async fn truncate_to(&self, epoch: Epoch, to: CommitSeq) -> Result<()> {
         let core = self.core.clone();
         self.core.env.tasks.blocking(move || core.join(epoch, to)).await
     }
@@ -105,8 +105,8 @@ impl Engine {
     }
 
     /// The leader reports that every copy keeps the records up to `durable`.
-    pub fn tell_durable(&self, epoch: Epoch, durable: CommitSeq) -> Result<()> {
-        lock(&self.core.writer).follows(epoch)?.tell(durable);
+    pub fn note_durable(&self, epoch: Epoch, durable: CommitSeq) -> Result<()> {
+        lock(&self.core.writer).follows(epoch)?.note(durable);
         self.core.settle();
         Ok(())
     }
@@ -114,9 +114,9 @@ impl Engine {
 
 impl Writer {
     /// An error: it does not follow this epoch's leader.
-    fn follows(&self, epoch: Epoch) -> Result<&Arc<Told>> {
+    fn follows(&self, epoch: Epoch) -> Result<&Arc<ReportedDurable>> {
         match &self.role {
-            Role::Follows { epoch: known, told, joined: true } if *known == epoch => Ok(told),
+            Role::Follows { epoch: known, reported, joined: true } if *known == epoch => Ok(reported),
             role if role.epoch() > epoch => {
                 Err(Error::stale(format!("{epoch} is over: {} has begun", role.epoch())))
             }
@@ -158,8 +158,8 @@ impl Core {
             _ if known > epoch => return Err(Error::stale(format!("{epoch} is over: {known} has begun"))),
             Role::Leads(..) | Role::Follows { .. } => {}
         }
-        let told = Arc::new(Told::at(self.journal.durable()));
-        self.begin_epoch(&mut writer, Role::Follows { epoch, told, joined: false })?;
+        let reported = Arc::new(ReportedDurable::at(self.journal.durable()));
+        self.begin_epoch(&mut writer, Role::Follows { epoch, reported, joined: false })?;
         self.journal.end_waits();
         Ok(())
     }
@@ -192,7 +192,7 @@ impl Core {
             )));
         }
         if to < last {
-            self.cut_back(&mut writer, to)?;
+            self.truncate_to(&mut writer, to)?;
         }
         if let Role::Follows { joined, .. } = &mut writer.role {
             *joined = true;

@@ -118,7 +118,7 @@ fn assemble(
         };
         let read = found.read(&mut walked)?;
         if walked.cut.is_some() && !read.ended {
-            shelf.tasks.crash_point(crash_points::CUT_CLEARED);
+            shelf.tasks.crash_point(crash_points::TRUNCATION_CLEARED);
         }
         found.make_durable(read.end)?;
         if !read.ended {
@@ -133,7 +133,7 @@ fn assemble(
             recovered.next.get_or_insert(found.segment);
         } else if walked.cut.is_some() {
             remove(shelf, &segment.path)?;
-            shelf.tasks.crash_point(crash_points::CUT_REMOVED);
+            shelf.tasks.crash_point(crash_points::TRUNCATION_REMOVED);
         } else {
             let (path, end) = (tail.segment.path.display(), tail.used);
             return Err(Error::damaged(format!(

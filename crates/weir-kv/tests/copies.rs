@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Env, OpenMode};
-use weir_kv::crash_points::OF_CUTS;
+use weir_kv::crash_points::OF_TRUNCATIONS;
 use weir_kv::epochs::{Epochs, Shared};
 use weir_kv::{Alone, CommitSeq, Copies, Engine, EngineConfig, Entry, Import, Kv, is_unfinished};
 use weir_proto::{Epoch, ErrorKind};
@@ -101,7 +101,7 @@ async fn written(env: &Env, count: usize, value_bytes: usize) -> (Arc<Engine>, W
 async fn follows(env: &Env, config: EngineConfig, epoch: u64, written: &[Entry]) -> Arc<Engine> {
     let engine = open_with(env, config).await;
     engine.follow(Epoch(epoch)).await.unwrap();
-    engine.cut_back(Epoch(epoch), engine.epochs().last()).await.unwrap();
+    engine.truncate_to(Epoch(epoch), engine.epochs().last()).await.unwrap();
     for entry in written {
         engine.apply(Epoch(epoch), std::slice::from_ref(entry)).unwrap();
     }
@@ -116,10 +116,10 @@ fn a_follower_becomes_what_the_leader_is() {
         let follower = open(&w.node("b")).await;
         follower.follow(epoch).await.unwrap();
         assert_eq!(follower.epochs().shared_with(&leader.epochs()), Shared::UpTo(CommitSeq(0)));
-        follower.cut_back(epoch, CommitSeq(0)).await.unwrap();
+        follower.truncate_to(epoch, CommitSeq(0)).await.unwrap();
         for some in written.entries.chunks(37) {
             follower.apply(epoch, some).unwrap();
-            follower.tell_durable(epoch, some.last().unwrap().seq).unwrap();
+            follower.note_durable(epoch, some.last().unwrap().seq).unwrap();
         }
         follower.wait_synced(CommitSeq(900)).await.unwrap();
         assert_eq!(dump(&*follower), dump(&*leader));
@@ -186,10 +186,10 @@ fn nothing_is_durable_before_the_other_copies_keep_it() {
         engine.follow(Epoch(2)).await.unwrap();
         assert_eq!(wait.await.unwrap_err().kind, ErrorKind::Stale);
         // The number becomes another leader's record.
-        engine.cut_back(Epoch(2), next).await.unwrap();
+        engine.truncate_to(Epoch(2), next).await.unwrap();
         engine.apply(Epoch(2), &[Entry { seq: lost, epoch: Epoch(2), body: body(b"y") }]).unwrap();
         let late = engine.wait_durable(lost);
-        engine.tell_durable(Epoch(2), lost).unwrap();
+        engine.note_durable(Epoch(2), lost).unwrap();
         assert_eq!(late.await.unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(engine.durable(), lost);
     });
@@ -250,15 +250,15 @@ fn only_what_every_copy_keeps_is_folded() {
         let engine = open(&w.node("a")).await;
         assert_eq!((dump(&*engine), engine.durable()), ((last, state.clone()), CommitSeq(0)));
         engine.follow(Epoch(2)).await.unwrap();
-        engine.cut_back(Epoch(2), CommitSeq(100)).await.unwrap();
+        engine.truncate_to(Epoch(2), CommitSeq(100)).await.unwrap();
         let kept: Model = state.into_iter().take(100).collect();
         assert_eq!(dump(&*engine), (CommitSeq(100), kept.clone()));
-        engine.tell_durable(Epoch(2), CommitSeq(100)).unwrap();
+        engine.note_durable(Epoch(2), CommitSeq(100)).unwrap();
         engine.checkpoint().await.unwrap();
         assert_eq!(engine.export().await.unwrap().seq, CommitSeq(100));
         let below = engine.follow(Epoch(3)).await;
         assert!(below.is_ok());
-        let below = engine.cut_back(Epoch(3), CommitSeq(99)).await.unwrap_err();
+        let below = engine.truncate_to(Epoch(3), CommitSeq(99)).await.unwrap_err();
         assert_eq!(below.kind, ErrorKind::Damaged, "{below}");
         assert_eq!(dump(&*engine), (CommitSeq(100), kept));
     });
@@ -276,10 +276,10 @@ fn older_epochs_are_refused_also_after_a_power_cut() {
         let kind = |done: weir_proto::Result<()>| done.unwrap_err().kind;
         assert_eq!(kind(engine.follow(Epoch(4)).await), ErrorKind::Stale);
         assert_eq!(kind(engine.lead(Epoch(5), Arc::new(Alone)).await), ErrorKind::Stale);
-        assert_eq!(kind(engine.cut_back(Epoch(4), CommitSeq(0)).await), ErrorKind::Stale);
+        assert_eq!(kind(engine.truncate_to(Epoch(4), CommitSeq(0)).await), ErrorKind::Stale);
         assert_eq!(kind(engine.apply(Epoch(4), &[])), ErrorKind::Stale);
         assert_eq!(kind(engine.apply(Epoch(5), &[])), ErrorKind::Stale, "not compared since the start");
-        assert_eq!(kind(engine.tell_durable(Epoch(5), CommitSeq(1))), ErrorKind::Stale);
+        assert_eq!(kind(engine.note_durable(Epoch(5), CommitSeq(1))), ErrorKind::Stale);
         let put = engine.transact(&mut |t| {
             t.put(b"k", b"v");
             Ok(())
@@ -313,14 +313,14 @@ fn wrong_records_are_refused_and_change_nothing() {
             assert_eq!(dump(&*engine), before);
         }
         engine.apply(Epoch(2), &written.entries[55..]).unwrap();
-        let beyond = engine.cut_back(Epoch(2), CommitSeq(61)).await;
+        let beyond = engine.truncate_to(Epoch(2), CommitSeq(61)).await;
         assert_eq!(beyond.unwrap_err().kind, ErrorKind::Invalid);
     });
 }
 
 /// At each record, over several segments; and what comes after the cut is another leader's.
 #[test]
-fn a_journal_is_cut_back_at_every_record() {
+fn a_journal_is_truncated_at_every_record() {
     simulated(1, |w| async move {
         let (_, written) = written(&w.node("a"), 90, 9000).await;
         for to in (0..90).step_by(3) {
@@ -330,7 +330,7 @@ fn a_journal_is_cut_back_at_every_record() {
             engine.follow(Epoch(3)).await.unwrap();
             let early = engine.apply(Epoch(3), &[]).unwrap_err();
             assert_eq!(early.kind, ErrorKind::Stale, "not compared yet");
-            engine.cut_back(Epoch(3), CommitSeq(to as u64)).await.unwrap();
+            engine.truncate_to(Epoch(3), CommitSeq(to as u64)).await.unwrap();
             assert_eq!(dump(&*engine), (CommitSeq(to as u64), written.states[to].clone()), "{to}");
             let new = Entry { epoch: Epoch(3), ..written.entries[to].clone() };
             engine.apply(Epoch(3), &[new]).unwrap();
@@ -355,17 +355,17 @@ fn a_cut_that_is_interrupted_is_whole_or_not_begun() {
         points += world.run(async move {
             let mut lcg = Lcg(seed);
             let to = lcg.below(80);
-            let point = OF_CUTS[seed as usize % OF_CUTS.len()];
+            let point = OF_TRUNCATIONS[seed as usize % OF_TRUNCATIONS.len()];
             let (_, written) = written(&w.node("a"), 90, 9000).await;
             let env = w.node("b");
             let engine = follows(&env, SMALL, 2, &written.entries).await;
             engine.wait_synced(CommitSeq(90)).await.unwrap();
             engine.follow(Epoch(3)).await.unwrap();
             w.kill_at("b", point, 1 + lcg.below(2) as u32);
-            let cutting = async move { engine.cut_back(Epoch(3), CommitSeq(to)).await };
+            let cutting = async move { engine.truncate_to(Epoch(3), CommitSeq(to)).await };
             let mut died = dies(&w, &env, cutting, lcg.below(3) > 0).await;
             let env = w.node("b");
-            w.kill_at("b", OF_CUTS[lcg.below(4) as usize], 1);
+            w.kill_at("b", OF_TRUNCATIONS[lcg.below(4) as usize], 1);
             let opening = {
                 let env = env.clone();
                 async move { Engine::open(&env, Path::new(DIR), SMALL).await.map(drop) }
@@ -376,7 +376,7 @@ fn a_cut_that_is_interrupted_is_whole_or_not_begun() {
             assert_eq!(seq.0, to, "seed {seed}: {point}");
             assert!(state == written.states[to as usize], "seed {seed}");
             engine.follow(Epoch(4)).await.unwrap();
-            engine.cut_back(Epoch(4), CommitSeq(to)).await.unwrap();
+            engine.truncate_to(Epoch(4), CommitSeq(to)).await.unwrap();
             engine.apply(Epoch(4), &written.entries[to as usize..]).unwrap();
             engine.wait_synced(CommitSeq(90)).await.unwrap();
             drop(engine);
@@ -439,7 +439,7 @@ fn a_follower_keeps_what_it_said_and_no_half_record() {
                         let last = some.last().unwrap().seq;
                         engine.wait_synced(last).await.unwrap();
                         says.store(last.0, Ordering::Release);
-                        engine.tell_durable(Epoch(4), last).unwrap();
+                        engine.note_durable(Epoch(4), last).unwrap();
                     }
                     inner.clock.sleep(Duration::from_micros(20)).await;
                 }
@@ -583,7 +583,7 @@ fn the_whole_state_is_transferred() {
         assert_eq!(dump(&*follower), (CommitSeq(600), written.states[600].clone()));
         assert_eq!((follower.epoch(), follower.epochs()), (leader.epoch(), Epochs::new(at.0, at.1)));
         assert_eq!(follower.epochs().shared_with(&leader.epochs()), Shared::UpTo(CommitSeq(600)));
-        follower.cut_back(leader.epoch(), CommitSeq(600)).await.unwrap();
+        follower.truncate_to(leader.epoch(), CommitSeq(600)).await.unwrap();
         let mut reader = leader.reader(CommitSeq(600)).unwrap().expect("it is in the journal");
         follower.apply(leader.epoch(), &reader.next(1 << 20).unwrap().unwrap()).unwrap();
         assert_eq!(dump(&*follower), dump(&*leader));

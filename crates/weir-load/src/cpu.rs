@@ -94,9 +94,9 @@ impl<'a> Cpu<'a> {
         let meta = now.names.since(before.names);
         let application = now.application.since(before.application);
         let machine = now.machine.since(before.machine);
-        let told = client.all() + storage.all() + meta.all() + application.all();
+        let known = client.all() + storage.all() + meta.all() + application.all();
         // Interrupts, kernel threads, and all other processes.
-        let rest = machine.all().saturating_sub(told);
+        let rest = machine.all().saturating_sub(known);
         let ticks = [
             client.user,
             client.kernel,
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn work_of_this_process_is_told() {
+    fn work_of_this_process_is_reported() {
         let pid = i32::try_from(std::process::id()).unwrap();
         let watched = [Watched { role: CpuRole::Client, pid }];
         let cpu = Cpu::start(&watched);

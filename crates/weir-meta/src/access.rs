@@ -17,7 +17,7 @@ use weir_rpc::Connection;
 use weir_trust::rules::{Called, Decision, From, Origin, concern, decide, outside_of_volumes};
 
 /// Sessions and volumes with a reported refusal; beyond this number, some are reported again.
-const TOLD_MAX: usize = 16 * 1024;
+const REPORTED_MAX: usize = 16 * 1024;
 
 /// The rules refused a request of a mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,24 +37,24 @@ pub struct Refusal {
 pub type Refused = dyn Fn(Refusal) + Send + Sync;
 
 /// Refusals that were reported.
-pub struct Told {
+pub struct Refusals {
     known: Mutex<BTreeSet<(SessionId, VolumeId)>>,
-    hear: Arc<Refused>,
+    sink: Arc<Refused>,
 }
 
-impl Told {
-    pub fn new(hear: Arc<Refused>) -> Told {
-        Told { known: Mutex::default(), hear }
+impl Refusals {
+    pub fn new(sink: Arc<Refused>) -> Refusals {
+        Refusals { known: Mutex::default(), sink }
     }
-    fn tell(&self, session: SessionId, volume: VolumeId, refusal: impl FnOnce() -> Refusal) {
+    fn report(&self, session: SessionId, volume: VolumeId, refusal: impl FnOnce() -> Refusal) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= TOLD_MAX {
+        if known.len() >= REPORTED_MAX {
             known.clear();
         }
         let is_news = known.insert((session, volume));
         drop(known);
         if is_news {
-            (self.hear)(refusal());
+            (self.sink)(refusal());
         }
     }
     pub fn forget_session(&self, session: SessionId) {
@@ -70,7 +70,7 @@ pub struct Mount {
     rules: Arc<AccessRules>,
     /// Cached decisions.
     known: Mutex<BTreeMap<VolumeId, Arc<Decision>>>,
-    told: Arc<Told>,
+    refusals: Arc<Refusals>,
 }
 
 impl Mount {
@@ -94,7 +94,7 @@ impl Mount {
     pub fn outside_of_volumes(&self) -> Decision {
         outside_of_volumes(&self.rules.0, &self.origin)
     }
-    pub fn tell(
+    pub fn report(
         &self,
         session: SessionId,
         id: VolumeId,
@@ -102,7 +102,7 @@ impl Mount {
         what: &'static str,
         uid: Option<u32>,
     ) {
-        self.told.tell(session, id, || Refusal {
+        self.refusals.report(session, id, || Refusal {
             node: self.origin.name.clone(),
             from: self.from.clone(),
             uid,
@@ -119,18 +119,18 @@ pub struct Mounts {
     map_version: Option<u64>,
     rules: Arc<AccessRules>,
     by_connection: BTreeMap<u64, Option<Arc<Mount>>>,
-    pub told: Arc<Told>,
+    pub refusals: Arc<Refusals>,
     /// The audit rules of volumes.
     audits: Arc<Vec<AuditRule>>,
 }
 
 impl Mounts {
-    pub fn new(told: Told) -> Mounts {
+    pub fn new(refusals: Refusals) -> Mounts {
         Mounts {
             map_version: None,
             rules: Arc::default(),
             by_connection: BTreeMap::new(),
-            told: Arc::new(told),
+            refusals: Arc::new(refusals),
             audits: Arc::default(),
         }
     }
@@ -175,7 +175,13 @@ impl Mounts {
         let origin = origin_of(connection);
         let mount = concern(&self.rules.0, &origin).then(|| {
             let (from, known) = (connection.peer_addr().to_owned(), Mutex::default());
-            Arc::new(Mount { origin, from, rules: self.rules.clone(), known, told: self.told.clone() })
+            Arc::new(Mount {
+                origin,
+                from,
+                rules: self.rules.clone(),
+                known,
+                refusals: self.refusals.clone(),
+            })
         });
         if !connection.is_closed() {
             self.by_connection.insert(connection.id(), mount.clone());

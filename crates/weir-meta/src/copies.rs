@@ -11,5 +11,5 @@ mod lead;
 mod right;
 
 pub use follow::Follower;
-pub use lead::{Group, Leader, News, Tell};
+pub use lead::{Group, Leader, News, Reporter};
 pub use right::Right;

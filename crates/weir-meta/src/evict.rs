@@ -148,7 +148,7 @@ mod tests {
     const TIB: u64 = 1 << 40;
 
     #[test]
-    fn marks_leave_time_to_make_room() {
+    fn marks_leave_time_to_free_space() {
         let slow = marks(100 * TIB, 0, None);
         assert_eq!(slow, Marks { high: 90 * TIB, low: 85 * TIB });
         // 20 GB/s fill 18 TB in 15 minutes.

@@ -48,14 +48,14 @@ pub trait Reaches: Request + Clone {
     }
 }
 
-pub fn looks_at(place: Place<'_>) -> Reached<'_> {
+pub fn reads_at(place: Place<'_>) -> Reached<'_> {
     [Some(Reach { place, changes: false }), None]
 }
 pub fn changes_at(place: Place<'_>) -> Reached<'_> {
     [Some(Reach { place, changes: true }), None]
 }
-pub fn looks<'a>(ino: InodeId) -> Reached<'a> {
-    looks_at(Place::Inode(ino))
+pub fn reads<'a>(ino: InodeId) -> Reached<'a> {
+    reads_at(Place::Inode(ino))
 }
 pub fn changes<'a>(ino: InodeId) -> Reached<'a> {
     changes_at(Place::Inode(ino))
@@ -63,8 +63,8 @@ pub fn changes<'a>(ino: InodeId) -> Reached<'a> {
 pub fn changes_both<'a>(one: InodeId, other: InodeId) -> Reached<'a> {
     [one, other].map(|ino| Some(Reach { place: Place::Inode(ino), changes: true }))
 }
-pub fn looks_into<'a>(snapshot: u32) -> Reached<'a> {
-    looks_at(Place::Snapshot(snapshot))
+pub fn reads_snapshot<'a>(snapshot: u32) -> Reached<'a> {
+    reads_at(Place::Snapshot(snapshot))
 }
 pub const NOTHING: Reached<'static> = [None, None];
 
@@ -98,12 +98,12 @@ macro_rules! reaches {
 pub(crate) use reaches;
 
 reaches! {
-    SetLock: |r| if r.kind.is_some() { looks(r.ino) } else { NOTHING };
-    TestLock: |r| looks(r.ino);
-    ListLocks: |r| looks(r.ino);
-    AwaitRecall: |r| looks(r.ino);
-    WantRecall: |r| looks(r.ino);
-    GetTierState: |r| looks(r.ino);
+    SetLock: |r| if r.kind.is_some() { reads(r.ino) } else { NOTHING };
+    TestLock: |r| reads(r.ino);
+    ListLocks: |r| reads(r.ino);
+    AwaitRecall: |r| reads(r.ino);
+    WantRecall: |r| reads(r.ino);
+    GetTierState: |r| reads(r.ino);
     GetEviction as cred: |r| r.set.as_ref().map_or(NOTHING, |set| changes_at(Place::Volume(set.volume)));
 }
 

@@ -204,7 +204,7 @@ impl Recalls {
     }
 
     /// A mover asks for work and names the recalls that it has.
-    pub fn heard_of(&mut self, mover: SessionId, busy: &[RecallId], now: Instant) {
+    pub fn note_busy(&mut self, mover: SessionId, busy: &[RecallId], now: Instant) {
         self.movers.insert(mover, now);
         self.movers.retain(|_, at| now.since(*at) < MOVER_SILENT);
         let has = |place: &Place, u: &UnderWay| {
@@ -404,20 +404,20 @@ mod tests {
             take(&mut recalls, at(0)).unwrap();
         }
         // The answer with the second one was lost.
-        recalls.heard_of(MOVER, &[id(0)], at(1));
+        recalls.note_busy(MOVER, &[id(0)], at(1));
         assert_eq!(take(&mut recalls, at(1)), Some((20, 30, true)));
-        recalls.heard_of(MOVER, &[id(0), RecallId { token_epoch: 2, ..id(20) }], at(2));
+        recalls.note_busy(MOVER, &[id(0), RecallId { token_epoch: 2, ..id(20) }], at(2));
         assert_eq!(take(&mut recalls, at(2)), Some((20, 30, true)), "it names an older one");
         recalls.drop_session(MOVER, at(3));
         assert_eq!(take(&mut recalls, at(3)), Some((0, 10, true)));
         assert_eq!(take(&mut recalls, at(3)), Some((20, 30, true)));
         let hangs = at(4) + HELD_MAX;
-        recalls.heard_of(SessionId(9), &[], hangs);
+        recalls.note_busy(SessionId(9), &[], hangs);
         assert_eq!(take(&mut recalls, hangs), Some((0, 10, true)));
     }
 
     #[test]
-    fn failures_pause_longer_each_time_and_are_told() {
+    fn failures_pause_longer_each_time_and_are_reported() {
         let mut recalls = Recalls::default();
         recalls.want(INO, (0, 10), 1, true, at(0)).unwrap();
         let wait = recalls.wait(INO, 5, 6);

@@ -681,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn no_record_is_told_by_its_length() {
+    fn no_record_is_known_by_its_length() {
         let time = Time { nanos: 7 };
         let access = Access {
             mode: 0o755,

@@ -10,7 +10,7 @@
 //! its session (`SESSION_ONLY`); and each that names a user declares it.
 use crate::backup;
 use crate::leader::Leader;
-use crate::leader::grace::Beside;
+use crate::leader::grace::OtherInodes;
 use crate::leader::outcome::Outcome;
 use crate::namespace::create::meta_open;
 use crate::namespace::{
@@ -20,8 +20,8 @@ use crate::namespace::{
 use crate::ops::{Grants, Operation, Work};
 use crate::quotas::Quotas;
 use crate::reach::{
-    NOTHING, Place, Reached, Reaches, changes, changes_at, changes_both, looks, looks_at, looks_into,
-    reach_nothing, reaches,
+    NOTHING, Place, Reached, Reaches, changes, changes_at, changes_both, reach_nothing, reaches, reads,
+    reads_at, reads_snapshot,
 };
 use crate::relation::{admin, home_place};
 use std::sync::Arc;
@@ -59,7 +59,7 @@ macro_rules! work {
     (early $run:expr) => {
         const EARLY: bool = true;
         fn beside(&self) -> Vec<InodeId> {
-            Beside::inodes(self)
+            OtherInodes::inodes(self)
         }
         work!(touch $run);
     };
@@ -122,27 +122,27 @@ pub fn operate(leader: &Arc<Leader>, call: &Call) -> Option<Outcome> {
 }
 
 operations_of_mounts! {
-    Lookup as cred: |r| looks_at(Place::Name(r.parent, &r.name)), show attr::lookup, |r, reply, g| {
+    Lookup as cred: |r| reads_at(Place::Name(r.parent, &r.name)), show attr::lookup, |r, reply, g| {
         if let Some(entry) = &mut reply.entry {
             g.entry(entry);
         }
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    GetAttr: |r| looks_at(Place::Shown(r.ino)),
+    GetAttr: |r| reads_at(Place::Shown(r.ino)),
         show |view, r| attr::getattr(view, r.ino), |r, reply, g| g.entry(reply);
-    ReadLink: |r| looks(r.ino), show |view, r| attr::readlink(view, r.ino);
-    ReadDir as cred: |r| looks(r.dir), show list::readdir, |r, reply, g| {
+    ReadLink: |r| reads(r.ino), show |view, r| attr::readlink(view, r.ino);
+    ReadDir as cred: |r| reads(r.dir), show list::readdir, |r, reply, g| {
         for entry in reply.entries.iter_mut().filter_map(|e| e.entry.as_mut()) {
             g.entry(entry);
         }
         g.directory(r.dir, &mut reply.dir_lease);
     };
-    GetXattr as cred: |r| looks(r.ino), show |view, r| xattr::getxattr(view, &r.cred, r.ino, &r.name);
-    ListXattr as cred: |r| looks(r.ino), show |view, r| xattr::listxattr(view, &r.cred, r.ino);
-    GetUsage: |r| looks(r.dir), show |view, r| usage_of(view.read, r.dir);
+    GetXattr as cred: |r| reads(r.ino), show |view, r| xattr::getxattr(view, &r.cred, r.ino, &r.name);
+    ListXattr as cred: |r| reads(r.ino), show |view, r| xattr::listxattr(view, &r.cred, r.ino);
+    GetUsage: |r| reads(r.dir), show |view, r| usage_of(view.read, r.dir);
     StatFs: |r| NOTHING, show |view, _| totals(view.read);
     // Recovery after a dead writer is not a change of the file: `acquire` refuses other changes.
-    AcquireLease: |r| looks(r.ino), touch open::acquire, |r, reply, g| {
+    AcquireLease: |r| reads(r.ino), touch open::acquire, |r, reply, g| {
         let ino = r.ino;
         reply.lease.kind = match (r.kind, reply.attr.kind) {
             (LeaseKind::None, _) => g.leases.kept(g.session, ino),
@@ -157,9 +157,9 @@ operations_of_mounts! {
             g.leases.note_direct(g.session, ino);
         }
     };
-    Recovered: |r| looks(r.ino), change open::recovered, |r, reply, g| g.entry(reply);
-    LeaveInDoubt: |r| looks(r.ino), change open::leave_in_doubt;
-    Open as cred: |r| if r.write || r.truncate { changes(r.ino) } else { looks(r.ino) },
+    Recovered: |r| reads(r.ino), change open::recovered, |r, reply, g| g.entry(reply);
+    LeaveInDoubt: |r| reads(r.ino), change open::leave_in_doubt;
+    Open as cred: |r| if r.write || r.truncate { changes(r.ino) } else { reads(r.ino) },
         touch open::open, |r, reply, g| g.open(&mut reply.entry, r.read, r.write);
     // Ends must be possible even after the rules have changed.
     Close: |r| NOTHING, early open::close, |r, reply, g| {
@@ -167,7 +167,7 @@ operations_of_mounts! {
             g.leases.close(g.session, file.ino, file.reads, file.writes);
         }
     };
-    ReadInline: |r| looks(r.ino),
+    ReadInline: |r| reads(r.ino),
         show |view, r| open::read_inline(view, r.ino), |r, reply, g| g.entry(&mut reply.entry);
     TakeAppendToken: |r| changes(r.ino), show open::take_append_token, |r, reply, g| {
         g.leases.grant_append_token(g.session, r.ino);
@@ -238,14 +238,14 @@ operations_of_mounts! {
             g.reserve(r.account, reply.held, (reply.evicting, r.must));
         };
 
-    SnapshotList: |r| looks_at(Place::Volume(r.volume)), show snapshot::list;
-    SnapshotLookup as cred: |r| looks_into(r.snapshot), show snapshot_view::lookup;
-    SnapshotGetAttr: |r| looks_into(r.snapshot), show snapshot_view::attr;
-    SnapshotReadDir as cred: |r| looks_into(r.snapshot), show snapshot_view::list;
-    SnapshotGetXattr: |r| looks_into(r.snapshot), show snapshot_view::get_xattr;
-    SnapshotListXattr: |r| looks_into(r.snapshot), show snapshot_view::list_xattr;
-    SnapshotOpen as cred: |r| looks_into(r.snapshot), touch snapshot_view::open;
-    LayersOf: |r| if r.snapshot > 0 { looks_into(r.snapshot) } else { looks(r.ino) },
+    SnapshotList: |r| reads_at(Place::Volume(r.volume)), show snapshot::list;
+    SnapshotLookup as cred: |r| reads_snapshot(r.snapshot), show snapshot_view::lookup;
+    SnapshotGetAttr: |r| reads_snapshot(r.snapshot), show snapshot_view::attr;
+    SnapshotReadDir as cred: |r| reads_snapshot(r.snapshot), show snapshot_view::list;
+    SnapshotGetXattr: |r| reads_snapshot(r.snapshot), show snapshot_view::get_xattr;
+    SnapshotListXattr: |r| reads_snapshot(r.snapshot), show snapshot_view::list_xattr;
+    SnapshotOpen as cred: |r| reads_snapshot(r.snapshot), touch snapshot_view::open;
+    LayersOf: |r| if r.snapshot > 0 { reads_snapshot(r.snapshot) } else { reads(r.ino) },
         show snapshot_view::layers_of;
     TakeLayers: |r| changes(r.ino), touch layers::take, |r, reply, g| {
         reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
@@ -255,7 +255,7 @@ operations_of_mounts! {
     };
 
     Evict as cred: |r| changes(r.ino), change evict::evict;
-    EvictedRanges: |r| looks(r.ino), show evict::list;
+    EvictedRanges: |r| reads(r.ino), show evict::list;
     SetPinned as cred: |r| changes(r.ino), change evict::set_pinned, |r, reply, g| g.entry(reply);
 }
 

@@ -79,7 +79,7 @@ impl Meta {
 
 impl Meta {
     /// The answer of a long call: the leadership may have been lost meanwhile.
-    fn told_by_right(&self, work: BoxFuture<'static, Result<Reply>>) -> BoxFuture<'static, Result<Reply>> {
+    fn while_it_leads(&self, work: BoxFuture<'static, Result<Reply>>) -> BoxFuture<'static, Result<Reply>> {
         let leader = self.leader.clone();
         Box::pin(async move {
             let result = work.await;
@@ -92,7 +92,7 @@ impl Meta {
 impl Service for Meta {
     fn handle(&self, call: Call) -> Handled {
         match self.dispatch(&call) {
-            Outcome::Ready(seq, result) if self.leader.may_tell(seq) => Handled::Now(result),
+            Outcome::Ready(seq, result) if self.leader.may_reply(seq) => Handled::Now(result),
             Outcome::Ready(seq, result) => {
                 let leader = self.leader.clone();
                 Handled::Later(Box::pin(async move {
@@ -100,20 +100,20 @@ impl Service for Meta {
                     result
                 }))
             }
-            Outcome::Waits(work) => Handled::Later(self.told_by_right(work)),
+            Outcome::Waits(work) => Handled::Later(self.while_it_leads(work)),
         }
     }
 
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         match self.dispatch(&call) {
-            Outcome::Ready(seq, result) if self.leader.may_tell(seq) => Some(Handled::Now(result)),
+            Outcome::Ready(seq, result) if self.leader.may_reply(seq) => Some(Handled::Now(result)),
             Outcome::Ready(seq, result) => {
                 if let Some(responder) = defer.take() {
                     self.leader.replies.push(seq, responder, result);
                 }
                 None
             }
-            Outcome::Waits(work) => Some(Handled::Later(self.told_by_right(work))),
+            Outcome::Waits(work) => Some(Handled::Later(self.while_it_leads(work))),
         }
     }
 
@@ -139,7 +139,7 @@ impl Service for Meta {
         }
         drop(state);
         let leader = self.leader.clone();
-        self.leader.env.tasks.spawn("bury the dead", async move { end_dead_sessions_soon(leader).await });
+        self.leader.env.tasks.spawn("end dead sessions", async move { end_dead_sessions_soon(leader).await });
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Session {
     pub client: String,
     /// As the client reported it; empty: not reported.
     pub process: String,
-    pub heard: Instant,
+    pub last_contact: Instant,
     /// The bytes that it has saved, by its last report, and the time when that grew, or it answered a revoke.
     pub saved: u64,
     pub progress: Instant,
@@ -62,7 +62,7 @@ impl Session {
             holds,
             client,
             process,
-            heard: now,
+            last_contact: now,
             saved: 0,
             progress: now,
             locks_on: connection.as_ref().map_or(0, Connection::id),
@@ -80,13 +80,13 @@ pub type Sessions = BTreeMap<SessionId, Session>;
 
 /// The sessions whose lease term ended, in order.
 pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<SessionId> {
-    sessions.iter().filter(|(_, s)| now.since(s.heard) > term).map(|(id, _)| *id).collect()
+    sessions.iter().filter(|(_, s)| now.since(s.last_contact) > term).map(|(id, _)| *id).collect()
 }
 
 /// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and
 /// conflict with no other client.
 pub fn spared(session: &Session, now: Instant, undisturbed: bool) -> bool {
-    session.resumed && undisturbed && now.since(session.heard) <= SPARED_FOR
+    session.resumed && undisturbed && now.since(session.last_contact) <= SPARED_FOR
 }
 
 /// The sessions of processes that have definitely ended, in order.

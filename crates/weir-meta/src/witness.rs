@@ -55,7 +55,7 @@ fn opens<R: Request>() -> bool {
 /// Records the outcome of a request, if it was in a volume whose rules ask for that.
 pub(crate) fn witness<R: Reaches>(
     kv: &SharedKv,
-    (audits, tell): (&[AuditRule], &Witness),
+    (audits, record): (&[AuditRule], &Witness),
     request: &R,
     on: &Connection,
     error: Option<&Error>,
@@ -80,7 +80,7 @@ pub(crate) fn witness<R: Reaches>(
     })?;
     for place in places {
         let proved = on.certificate().map(|certificate| certificate.name.clone());
-        tell(Witnessed {
+        record(Witnessed {
             node: proved.unwrap_or_else(|| on.peer().name.clone()),
             from: on.peer_addr().to_owned(),
             role: on.proved().sender(),

@@ -23,7 +23,7 @@ use weir_coord::identity::{
 use weir_coord::{Cluster, Membership, clocks, no_reports};
 use weir_env::{BoxFuture, Env, Instant, TaskHandle, watch};
 use weir_kv::{Engine, EngineConfig, SharedKv};
-use weir_meta::copies::{Follower, Group, Leader, News, Right, Tell};
+use weir_meta::copies::{Follower, Group, Leader, News, Reporter, Right};
 use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
 use weir_proto::export::ExportHead;
 use weir_proto::map::{ClusterMap, MemberState, Scheme};
@@ -191,14 +191,14 @@ impl MetaNode {
     async fn run_unboxed(&self) -> Error {
         let mut maps = self.cluster.subscribe();
         loop {
-            if let Err(e) = self.turn(&mut maps).await {
+            if let Err(e) = self.step(&mut maps).await {
                 return e;
             }
         }
     }
 
     /// Follows the newest map, and waits for the next event.
-    async fn turn(&self, maps: &mut watch::Receiver<Arc<ClusterMap>>) -> Result<()> {
+    async fn step(&self, maps: &mut watch::Receiver<Arc<ClusterMap>>) -> Result<()> {
         maps.borrow_and_update();
         // The failure of a following copy's store is only detected here.
         self.service.follower.engine().map_or(Ok(()), |engine| engine.check())?;
@@ -315,9 +315,9 @@ impl MetaNode {
         let links = members.members.iter().filter(|m| m.id != me).map(|m| link(m.id)).collect();
         let epoch = members.epoch;
         let group = Group { namespace, me, members, links };
-        let tell = self.tell(namespace);
+        let reporter = self.reporter(namespace);
         let promised = || follower.promise();
-        let leader = Arc::new(Leader::begin(&self.env, engine.clone(), group, promised, tell).await?);
+        let leader = Arc::new(Leader::begin(&self.env, engine.clone(), group, promised, reporter).await?);
         self.service.lead(leader.clone());
         if let Some(leads) = self.leads().as_mut() {
             leads.right.renew(leader);
@@ -389,17 +389,17 @@ impl MetaNode {
         others.for_each(|connection| connection.close("another node leads the namespace"));
     }
 
-    fn tell(&self, namespace: NamespaceId) -> Tell {
+    fn reporter(&self, namespace: NamespaceId) -> Reporter {
         let (env, cluster) = (self.env.clone(), self.cluster.clone());
         Arc::new(move |node, epoch, news| {
             let cluster = cluster.clone();
             env.tasks.spawn("news of a copy", async move {
-                let told = match news {
+                let reported = match news {
                     News::CaughtUp => cluster.copy_caught_up(namespace, node, epoch).await,
                     News::Silent(silent) => cluster.copy_lost(namespace, node, epoch, silent).await,
                 };
                 // Repeated while the condition lasts.
-                if let Err(e) = told {
+                if let Err(e) = reported {
                     tracing::debug!("of {node} the coordinator does not take {news:?}: {e}");
                 }
             });

@@ -39,7 +39,7 @@ message!(
 message!(
     /// The copy truncates its records after `to`, and takes the leader's from there on. Without `to` it
     /// fetches the whole state first: the leader no longer has the records that the copy lacks.
-    JournalCutBack = 402 by [Meta] -> () { namespace: NamespaceId, epoch: Epoch, to: Option<u64> }
+    JournalTruncate = 402 by [Meta] -> () { namespace: NamespaceId, epoch: Epoch, to: Option<u64> }
 );
 message!(RecordHead { epoch: Epoch, bytes: u32 });
 message!(

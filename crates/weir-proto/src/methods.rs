@@ -80,7 +80,7 @@ methods!(
         TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull}
     condition::{ReportCondition, GetConditions, TroubleList}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
-    copies::{JournalAppend, JournalAsk, JournalCutBack, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
+    copies::{JournalAppend, JournalAsk, JournalTruncate, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
     export::{ExportBegin, ExportFetch, ExportSet, GetExports}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, SessionList, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
@@ -110,7 +110,7 @@ pub fn find(number: u16) -> Option<&'static Method> {
 }
 
 /// Requests for observing a process: see [`crate::watch`].
-const LOOKS: std::ops::Range<u16> = 500..510;
+const OBSERVATIONS: std::ops::Range<u16> = 500..510;
 
 /// Whether its reply waits for news on purpose, or for other processes that are asked: such a wait does not
 /// mean that work is delayed.
@@ -118,7 +118,7 @@ pub fn is_answered_late(number: u16) -> bool {
     use crate::{coord::GetMap, recall::TakeRecalls, relation};
     [GetMap::METHOD, TakeRecalls::METHOD, relation::ReadChanges::METHOD, relation::LeaseWork::METHOD]
         .contains(&number)
-        || LOOKS.contains(&number)
+        || OBSERVATIONS.contains(&number)
 }
 
 /// All of them, by number.
@@ -154,7 +154,7 @@ mod tests {
     /// A request for users and not for mounts is in the audit log, or only reads.
     #[test]
     fn every_method_of_administrators_is_audited_or_only_looks() {
-        let only_looks = [
+        let only_reads = [
             "GetWaits",
             "GetAudit",
             "GetEnrolment",
@@ -177,7 +177,7 @@ mod tests {
         ];
         let is_for_people =
             |by: Senders| (by.has(Sender::Console) || by.has(Sender::User)) && !by.has(Sender::Mount);
-        for method in all().filter(|m| is_for_people(m.by) && !only_looks.contains(&m.name)) {
+        for method in all().filter(|m| is_for_people(m.by) && !only_reads.contains(&m.name)) {
             // A console may send a mover's requests to the cluster, for tests only.
             let is_movers_work = method.by == Senders::of(&[Sender::Mover, Sender::Console]);
             let is_storages_work = method.by == Senders::of(&[Sender::Storage, Sender::Console]);

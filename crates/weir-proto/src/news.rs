@@ -285,7 +285,7 @@ impl ClusterMap {
 
 /// A reply that carries the newest map: in its body for a peer of an older protocol version, otherwise as
 /// news in its payload.
-pub trait TellsMap: Wire + Send {
+pub trait CarriesMap: Wire + Send {
     /// Takes the map out of the body; `None`: there is none.
     fn take_map(&mut self) -> Option<Arc<ClusterMap>>;
     /// For the caller: the map after the news.
@@ -297,7 +297,7 @@ pub fn is_in_payload(version: u16) -> bool {
     version >= VERSION_OF_NEWS
 }
 
-impl TellsMap for MapReply {
+impl CarriesMap for MapReply {
     fn take_map(&mut self) -> Option<Arc<ClusterMap>> {
         self.map.take()
     }
@@ -306,9 +306,9 @@ impl TellsMap for MapReply {
     }
 }
 
-macro_rules! tells_map {
+macro_rules! carries_map {
     ($($name:ident),*) => {$(
-        impl TellsMap for $name {
+        impl CarriesMap for $name {
             fn take_map(&mut self) -> Option<Arc<ClusterMap>> {
                 let map = std::mem::replace(&mut self.map, Arc::new(ClusterMap::absent()));
                 (map.version > 0).then_some(map)
@@ -319,7 +319,7 @@ macro_rules! tells_map {
         }
     )*};
 }
-tells_map!(Joined, LeadReply, ClusterStatus);
+carries_map!(Joined, LeadReply, ClusterStatus);
 
 #[cfg(test)]
 #[path = "news_tests.rs"]

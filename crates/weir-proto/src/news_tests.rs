@@ -118,7 +118,7 @@ proptest! {
         for events in versions {
             events.into_iter().for_each(|event| disturb(&mut map, event));
             map.version += 1;
-            let step = changes(&all[all.len() - 1], &map).expect("these changes can be told");
+            let step = changes(&all[all.len() - 1], &map).expect("these changes can be carried");
             steps.push(step);
             all.push(Arc::new(map.clone()));
         }
@@ -181,22 +181,22 @@ fn an_answer_without_a_map_keeps_the_layout_of_its_body() {
 }
 
 #[test]
-fn fields_of_a_level_are_told_in_clusters_of_that_level() {
-    for (level, is_told, of_copies) in [(1, false, false), (2, true, false), (3, true, true)] {
+fn fields_of_a_level_are_reported_in_clusters_of_that_level() {
+    for (level, is_carried, of_copies) in [(1, false, false), (2, true, false), (3, true, true)] {
         let audits = vec![AuditRule { volumes: "v".into(), opens: true, changes: false }];
         let map = ClusterMap { level, authorities: vec![[7; 16]], audits, ..small_map() };
-        let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
-        assert_eq!(told == map, is_told, "level {level}");
+        let carried = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
+        assert_eq!(carried == map, is_carried, "level {level}");
         let silent = ClusterMap { authorities: vec![], audits: vec![], ..map };
         assert_eq!(ClusterMap::from_bytes(&silent.to_bytes()), Ok(silent.clone()));
         let copies = vec![NamespaceCopies { namespace: NamespaceId(1), wanted: 2, members: vec![] }];
         let map = ClusterMap { copies, ..silent.clone() };
-        let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
-        assert_eq!(told == map, of_copies, "level {level}");
+        let carried = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
+        assert_eq!(carried == map, of_copies, "level {level}");
         let moves = vec![Move { group: PgId(0), place: 1, to: TargetId(7), closed_in: Epoch(0) }];
         let (generations, last_target) = (vec![PgId(1)], TargetId(9));
         let map = ClusterMap { moves, generations, last_target, ..silent };
-        let told = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
-        assert_eq!(told == map, of_copies, "level {level}: growth came with the copies");
+        let carried = ClusterMap::from_bytes(&map.to_bytes()).unwrap();
+        assert_eq!(carried == map, of_copies, "level {level}: growth came with the copies");
     }
 }

@@ -18,7 +18,7 @@ wire_enum!(MeterKind { Counter = 1, Gauge = 2, Histogram = 3 });
 
 message!(
     /// Meters that the process has counted since its start.
-    GetMeters = 500 by [Coordinator] -> Told {}
+    GetMeters = 500 by [Coordinator] -> NodeReply {}
 );
 message!(Meters { meters: Vec<Meter> });
 message!(Meter {
@@ -40,7 +40,7 @@ message!(
 
 message!(
     /// Waits of the process that have lasted for `min_ms`, and those that ended within `since_s`.
-    ListWaits = 501 by [Coordinator] -> Told { min_ms: u32, since_s: u32 }
+    ListWaits = 501 by [Coordinator] -> NodeReply { min_ms: u32, since_s: u32 }
 );
 message!(WaitsListed { now: Vec<WaitSeen>, past: Vec<WaitSeen> });
 message!(WaitSeen {
@@ -64,7 +64,7 @@ message!(WaitSeen {
 
 message!(
     /// The work of the last seconds, by volume, user, job and kind of request.
-    GetTop = 502 by [Coordinator] -> Told { seconds: u32 }
+    GetTop = 502 by [Coordinator] -> NodeReply { seconds: u32 }
 );
 message!(Top {
     /// The time that the rows cover.
@@ -85,11 +85,11 @@ message!(TopRow {
 
 message!(
     /// The newest points of a series; without a name, the names of all series.
-    GetHistory = 503 by [Coordinator] -> Told { name: String, by_minute: bool, points: u32 }
+    GetHistory = 503 by [Coordinator] -> NodeReply { name: String, by_minute: bool, points: u32 }
 );
 message!(
     /// Facts about the process and its machine: kernel, memory, load, the last lines of its log.
-    GetFacts = 505 by [Coordinator] -> Told {}
+    GetFacts = 505 by [Coordinator] -> NodeReply {}
 );
 message!(Facts { facts: Vec<Fact> });
 message!(Fact { name: String, text: String });
@@ -131,5 +131,5 @@ message!(NodeAnswer {
 });
 message!(
     /// The answer of a process: its identity, and the encoded Meters, WaitsListed, Top, SeriesRead or Facts.
-    Told { process: u64, name: String, body: Bytes }
+    NodeReply { process: u64, name: String, body: Bytes }
 );

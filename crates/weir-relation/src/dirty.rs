@@ -102,15 +102,15 @@ fn swallow(start: u64, into: &mut DirtyRange, at: u64, range: &DirtyRange) {
 
 /// Home has `start..end` in the state whose newest change was `mark`: later writes stay dirty.
 pub fn settle(ranges: &mut Ranges, start: u64, end: u64, mark: u64) {
-    cut_out(ranges, start, end, |range| range.newest <= mark);
+    remove_range(ranges, start, end, |range| range.newest <= mark);
 }
 
 /// The file ends at `size` now.
 pub fn trim(ranges: &mut Ranges, size: u64) {
-    cut_out(ranges, size, u64::MAX, |_| true);
+    remove_range(ranges, size, u64::MAX, |_| true);
 }
 
-fn cut_out(ranges: &mut Ranges, start: u64, end: u64, goes: impl Fn(&DirtyRange) -> bool) {
+fn remove_range(ranges: &mut Ranges, start: u64, end: u64, goes: impl Fn(&DirtyRange) -> bool) {
     let mut kept = Vec::with_capacity(ranges.len() + 1);
     for (at, range) in ranges.drain(..) {
         let range_end = at + range.len;

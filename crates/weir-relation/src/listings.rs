@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_told_for_a_while_and_tried_again() {
+    fn unreadable_data_is_reported_for_a_while_and_tried_again() {
         let (mover, dir) = (SessionId(1), InodeId(7));
         let at = |s| Instant(0) + Duration::from_secs(s);
         let mut listings = Listings::default();

@@ -69,7 +69,7 @@ impl Ready {
         behind.chain(self.touched.range(..=self.turn)).take(max).copied().collect()
     }
     /// One of them was checked. `settled`: there is nothing more to assign until it is touched.
-    pub fn looked_at(&mut self, ino: InodeId, settled: bool) {
+    pub fn note_collected(&mut self, ino: InodeId, settled: bool) {
         self.turn = ino;
         if settled {
             self.touched.remove(&ino);
@@ -107,9 +107,9 @@ mod tests {
         let mut ready = Ready::default();
         inodes([5, 3, 9]).into_iter().for_each(|ino| ready.touch(ino, false));
         assert_eq!(ready.touched(2), inodes([3, 5]));
-        ready.looked_at(InodeId(3), false);
+        ready.note_collected(InodeId(3), false);
         assert_eq!(ready.touched(9), inodes([5, 9, 3]));
-        ready.looked_at(InodeId(5), true);
+        ready.note_collected(InodeId(5), true);
         assert_eq!(ready.touched(9), inodes([9, 3]));
     }
 

@@ -218,7 +218,7 @@ impl Channel {
     /// While the connected node is silent: switches to another one that answers at another address, for
     /// services whose leader may change. A busy node that is only late keeps its connection. True: the
     /// connection was switched.
-    pub async fn look_elsewhere(&self, patience: Duration) -> bool {
+    pub async fn find_another(&self, patience: Duration) -> bool {
         let inner = &self.0;
         let (Some(silent), Ok(at)) = (self.current(), (inner.look_up)()) else { return false };
         // A running dial will find it, too.

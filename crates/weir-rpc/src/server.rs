@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_happens_again_and_again_is_told_once_in_a_while() {
+    fn a_repeated_event_is_reported_once_in_a_while() {
         let (mut complaint, start) = (Complaint::default(), Instant::default() + REPORT_EVERY);
         let reported = (0..600).filter(|n| complaint.is_due(start + Duration::from_millis(200) * *n)).count();
         assert_eq!(reported, 2, "of 600 in two minutes");

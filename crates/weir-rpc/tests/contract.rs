@@ -320,10 +320,10 @@ fn a_channel_leaves_a_silent_node_only_for_another() {
         let channel = Channel::new(near, addrs.clone(), identity(near, "near"), Arc::new(NoService));
         let connection = channel.connection(PATIENCE).await.unwrap();
         world.partition("near", "first");
-        assert!(!channel.look_elsewhere(PATIENCE).await, "nobody else answers");
+        assert!(!channel.find_another(PATIENCE).await, "nobody else answers");
         assert!(!connection.is_closed());
         let (_next, _, _) = server(&nodes[2], &addrs[2]).await;
-        assert!(channel.look_elsewhere(PATIENCE).await);
+        assert!(channel.find_another(PATIENCE).await);
         assert!(connection.is_closed());
         assert_eq!(channel.current().unwrap().peer_addr(), addrs[2].to_string());
     });
@@ -331,7 +331,7 @@ fn a_channel_leaves_a_silent_node_only_for_another() {
 
 /// In the simulator, whose machines do not stall.
 #[test]
-fn why_it_is_late_is_told_in_time() {
+fn why_it_is_late_is_reported_in_time() {
     let world = weir_env::sim::World::new(8, Default::default());
     world.run(async {
         let (near, far) = (world.node("near"), world.node("far"));

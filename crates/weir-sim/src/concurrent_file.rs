@@ -207,10 +207,12 @@ impl Changes {
             return Ok(());
         }
         let shown = || self.all.iter().filter(|c| look.may_show(c));
-        let cuts_below = |end: u64| shown().filter(move |c| matches!(c.did, Did::Size { len } if len < end));
+        let truncations_below =
+            |end: u64| shown().filter(move |c| matches!(c.did, Did::Size { len } if len < end));
         let may_be =
-            |c: &&Change| !cuts_below(c.did.end()).any(|cut| look.must_show(cut) && c.is_before(cut));
-        let must_be = |c: &&Change| look.must_show(c) && cuts_below(c.did.end()).all(|cut| cut.is_before(c));
+            |c: &&Change| !truncations_below(c.did.end()).any(|cut| look.must_show(cut) && c.is_before(cut));
+        let must_be =
+            |c: &&Change| look.must_show(c) && truncations_below(c.did.end()).all(|cut| cut.is_before(c));
         let most = shown().filter(may_be).map(|c| c.did.end()).max().unwrap_or(0);
         let least = shown().filter(must_be).map(|c| c.did.end()).max().unwrap_or(0);
         if (least..=most).contains(&size) {

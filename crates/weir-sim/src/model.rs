@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_whose_bytes_are_wrong() {
+    fn shows_whose_bytes_are_wrong() {
         let mut file = FileModel::default();
         change(&mut file, 0, 1, What::Write { offset: 0, len: 1000 });
         let old = file.read(0, 1000).to_vec();

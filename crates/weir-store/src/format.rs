@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_tell_what_they_name() {
+    fn keys_show_what_they_name() {
         assert_eq!(cell_of_key(&header_key(cell())).unwrap(), cell());
         assert_eq!(cell_of_key(&listed_key(PgId(3), cell())).unwrap(), cell());
         assert_eq!(number_of_key(&overlay_key(cell(), Seq(77))).unwrap(), 77);

@@ -67,7 +67,7 @@ impl StorageNode {
         let reported = self.peers.suspect(member, group, epoch, suspicion, "mirror an overlay".into());
         self.env.tasks.spawn("suspect a member", async move {
             if let Err(e) = reported.await {
-                tracing::debug!(target_id = %member, "coordinator not told that a mirror is late: {e}");
+                tracing::debug!(target_id = %member, "a late mirror was not reported to the coordinator: {e}");
             }
         });
     }

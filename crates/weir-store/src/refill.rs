@@ -65,11 +65,12 @@ impl StorageNode {
             }
         }
         behind.retain(|acting| {
-            let told = !wants(acting) || acting.group().members.iter().all(|m| !silent.contains(&m.target));
-            if told && acting.scope.lost_at > Epoch(0) {
+            let reported =
+                !wants(acting) || acting.group().members.iter().all(|m| !silent.contains(&m.target));
+            if reported && acting.scope.lost_at > Epoch(0) {
                 lock(target).fences_since.insert(acting.scope.group, acting.scope.lost_at);
             }
-            told
+            reported
         });
     }
 
@@ -198,9 +199,9 @@ impl StorageNode {
     pub(crate) fn report_refill(&self, target: &Target) {
         let due = lock(target).due(self.env.clock.now());
         if let Some(reports) = due {
-            let told = self.peers.refill_reported(reports);
+            let sent = self.peers.refill_reported(reports);
             self.env.tasks.spawn("report a refill", async move {
-                if let Err(e) = told.await {
+                if let Err(e) = sent.await {
                     tracing::debug!("report a refill: {e}"); // the next report says more
                 }
             });

@@ -221,7 +221,7 @@ async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
         world.rounds(0..6).await;
         world.rounds(0..6).await;
         world.check(0, &model.0, &context("they are back")).await;
-        assert_eq!(world.debt().await, [0; 6], "{}", context("they are back"));
+        assert_eq!(world.under_replicated().await, [0; 6], "{}", context("they are back"));
         world.call(4, SealFile { target: world.place(4).target, file: cell(0, 0).file }, &[]).await.unwrap();
         world.check(0, &model.0, &context("they are back and it is sealed")).await;
         if ended {
@@ -280,7 +280,7 @@ async fn writes_go_on_without_members_and_are_repaired() {
             world.check(stripe as u64, &model.0, &format!("{rank} target repaired")).await;
         }
         world.rounds(0..6).await;
-        assert_eq!(world.debt().await, [0; 6], "after the {rank} target's repair");
+        assert_eq!(world.under_replicated().await, [0; 6], "after the {rank} target's repair");
         let request = SealFile { target: world.place(4).target, file: cell(0, 0).file };
         world.call(4, request, &[]).await.unwrap();
         for (stripe, model) in models.iter().enumerate() {
@@ -363,7 +363,7 @@ async fn under_replication_ends_when_every_member_is_current() {
             (Version::new(1, 9), (0..4).map(|i| bytes_of(70 + i, CELL)).collect::<Vec<_>>());
         world.some_of_stripe(2, refused, &cells, &[2, 3, 5]).await;
         world.lose(TargetId(0)).await;
-        assert!(world.debt().await.iter().sum::<u64>() > 0);
+        assert!(world.under_replicated().await.iter().sum::<u64>() > 0);
         for victim in order {
             world.bring_back(TargetId(victim)).await;
             if victim == 0 {
@@ -374,7 +374,7 @@ async fn under_replication_ends_when_every_member_is_current() {
         }
         world.rounds(0..6).await;
         assert!(world.map().groups[0].members.iter().all(|m| m.state == MemberState::Current));
-        assert_eq!(world.debt().await, [0; 6], "they came back as {order:?}");
+        assert_eq!(world.under_replicated().await, [0; 6], "they came back as {order:?}");
         for stripe in [0, 1, 3] {
             world.check(stripe, &models[stripe as usize].0, "all came back").await;
         }
@@ -506,7 +506,7 @@ async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
             model.overlay(&world, stripe as u64, 1, 300, b"and changed since").await;
         }
         world.lose(victim).await;
-        world.cut_out(1, 4).await;
+        world.truncate_range(1, 4).await;
         let home = [bytes_of(2, CELL), bytes_of(3, CELL), bytes_of(4, CELL), bytes_of(5, 777)];
         fill(&world, 2, victim, &home).await;
         models[2].0 = home.to_vec();

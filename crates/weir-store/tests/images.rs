@@ -40,7 +40,7 @@ enum Damage {
     SlabBit,
     SlabZeroed,
     SlabBlocksSwapped,
-    SlabCutShort,
+    SlabTruncated,
     SlabMissing,
     JournalHeader,
     JournalFormat,
@@ -50,7 +50,7 @@ enum Damage {
     JournalMissing,
     TreeBit,
     TreePagesSwapped,
-    TreeCutShort,
+    TreeTruncated,
     TreeMissing,
     IndexValueBit,
     IndexValueFormat,
@@ -61,7 +61,7 @@ const DAMAGES: [Damage; 18] = [
     SlabBit,
     SlabZeroed,
     SlabBlocksSwapped,
-    SlabCutShort,
+    SlabTruncated,
     SlabMissing,
     JournalHeader,
     JournalFormat,
@@ -71,7 +71,7 @@ const DAMAGES: [Damage; 18] = [
     JournalMissing,
     TreeBit,
     TreePagesSwapped,
-    TreeCutShort,
+    TreeTruncated,
     TreeMissing,
     IndexValueBit,
     IndexValueFormat,
@@ -533,7 +533,7 @@ impl Image {
                 }
             }
             SlabBlocksSwapped => self.swap(&slab, 0),
-            SlabCutShort => self.cut(&slab),
+            SlabTruncated => self.cut(&slab),
             SlabMissing => self.remove(&slab),
             JournalHeader => {
                 let path = self.journal();
@@ -564,7 +564,7 @@ impl Image {
                 self.flip(&tree, at..at + 4096);
             }
             TreePagesSwapped => self.swap(&tree, 4096),
-            TreeCutShort => self.cut(&tree),
+            TreeTruncated => self.cut(&tree),
             TreeMissing => self.remove(&tree),
             IndexValueBit | IndexValueFormat | OverlayData => {
                 unreachable!("made through the index: see damage_index")

@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_told_apart() {
+    fn strangers_are_distinguished() {
         let (authority, other) = (authority(), authority());
         let storage = node(&authority, "s1", Role::Storage);
         let joining = Tls::joining(authority.pin(), at(NOW));

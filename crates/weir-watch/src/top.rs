@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_are_told_apart_and_do_not_grow_without_end() {
+    fn jobs_are_distinguished_and_do_not_grow_without_end() {
         let tops = Tops::default();
         for n in 0..3 * JOBS_MAX {
             tops.add(SECOND_NS, &Work { job: &format!("{n}"), ..work(1, 1) });

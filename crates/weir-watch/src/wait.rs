@@ -177,7 +177,7 @@ pub struct Waits {
     /// found no slot.
     ended: [AtomicU64; Reason::ALL.len()],
     waited_ns: [AtomicU64; Reason::ALL.len()],
-    unlisted: AtomicU64,
+    not_listed: AtomicU64,
     kept: Mutex<VecDeque<Past>>,
 }
 
@@ -192,7 +192,7 @@ impl Waits {
             hint: AtomicUsize::new(0),
             ended: [const { AtomicU64::new(0) }; Reason::ALL.len()],
             waited_ns: [const { AtomicU64::new(0) }; Reason::ALL.len()],
-            unlisted: AtomicU64::new(0),
+            not_listed: AtomicU64::new(0),
             kept: Mutex::default(),
         }
     }
@@ -209,7 +209,7 @@ impl Waits {
             }
         }
         self.hint.store((first + TRIES) % PLACES, Ordering::Relaxed);
-        self.unlisted.fetch_add(1, Ordering::Relaxed);
+        self.not_listed.fetch_add(1, Ordering::Relaxed);
         None
     }
 
@@ -274,8 +274,8 @@ impl Waits {
         })
     }
     /// Waits that found no slot in the table.
-    pub fn unlisted(&self) -> u64 {
-        self.unlisted.load(Ordering::Relaxed)
+    pub fn not_listed(&self) -> u64 {
+        self.not_listed.load(Ordering::Relaxed)
     }
 }
 
@@ -363,7 +363,7 @@ mod tests {
         let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
         let begin = || guard(&waits, &clock, WaitRecord::new(Reason::Answer, Object::NONE));
         let all: Vec<WaitGuard> = (0..PLACES + 10).map(|_| begin()).collect();
-        assert_eq!((waits.list(1, 0).len(), waits.unlisted()), (PLACES, 10));
+        assert_eq!((waits.list(1, 0).len(), waits.not_listed()), (PLACES, 10));
         drop(all);
         assert_eq!(waits.list(1, 0).len(), 0);
         let again: Vec<WaitGuard> = (0..PLACES).map(|_| begin()).collect();

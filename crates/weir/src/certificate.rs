@@ -17,7 +17,7 @@ use weir_trust::certificate::{Certificate, Credentials, NewKey, Pin};
 use weir_trust::handshake::{Now, Tls};
 
 /// The interval of checks whether the certificate has to be renewed.
-const LOOK_EVERY: Duration = Duration::from_secs(3600);
+const CHECK_EVERY: Duration = Duration::from_secs(3600);
 /// The pause after a failed renewal.
 const TRY_AGAIN: Duration = Duration::from_secs(60);
 /// The file's name in a node's directory.
@@ -106,7 +106,7 @@ pub async fn keep(env: Env, own: Own, who: Observer) {
     let mut authorities = own.trust.authorities();
     loop {
         let known = authorities.borrow().clone();
-        let mut wait = LOOK_EVERY;
+        let mut wait = CHECK_EVERY;
         if own.is_due(&known) {
             match renew(&env, &own, who.clone()).await {
                 Ok(()) => tracing::info!("the certificate {} is renewed", own.file.display()),

@@ -98,14 +98,14 @@ fn with_names(root: Command, typed: &[String]) -> Command {
 
 fn offer(kind: Kind, typed: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
     let begins = current.to_string_lossy().into_owned();
-    let (tell, told) = channel();
+    let (sender, received) = channel();
     let typed = typed.to_vec();
     // A thread, because looking up a mount or a host may hang: the process ends without it.
     std::thread::spawn(move || {
         let names = names(kind, &typed).unwrap_or_default();
-        let _ = tell.send(names); // the caller may have given up
+        let _ = sender.send(names); // the caller may have given up
     });
-    let names = told.recv_timeout(ANSWER_PATIENCE).unwrap_or_default();
+    let names = received.recv_timeout(ANSWER_PATIENCE).unwrap_or_default();
     let fitting = names.into_iter().filter(|(name, _)| name.starts_with(&begins));
     fitting.map(|(name, about)| CompletionCandidate::new(name).help(Some(about.into()))).collect()
 }

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_of_mount_are_told_from_those_of_this_program() {
+    fn the_words_of_mount_differ_from_those_of_this_program() {
         assert!(call("/usr/bin/weir", &["weir", "/mnt", "-o", "rw,remount"]).is_some());
         assert!(call("weir", &["/mnt", "-o", "rw,remount"]).is_some());
         for words in [

@@ -76,10 +76,10 @@ impl Manager {
 
     /// The role serves; `status` describes the service and its addresses.
     pub fn ready(&self, status: &str) {
-        self.tell(&format!("READY=1\nSTATUS={}", one_line(status)));
+        self.send(&format!("READY=1\nSTATUS={}", one_line(status)));
     }
     pub fn status(&self, status: &str) {
-        self.tell(&format!("STATUS={}", one_line(status)));
+        self.send(&format!("STATUS={}", one_line(status)));
     }
 
     /// Sends signs of life as long as the runtime runs: each needs its timer, and a worker that takes a new
@@ -95,14 +95,14 @@ impl Manager {
                 };
                 env.tasks.spawn("watchdog: a turn", turn);
                 if turns.await.is_ok() {
-                    manager.tell("WATCHDOG=1");
+                    manager.send("WATCHDOG=1");
                 }
                 env.clock.sleep(period).await;
             }
         });
     }
 
-    fn tell(&self, lines: &str) {
+    fn send(&self, lines: &str) {
         let Some(socket) = &self.socket else { return };
         match socket.0.send_to_addr(lines.as_bytes(), &socket.1) {
             Ok(_) => {}
@@ -132,7 +132,7 @@ mod tests {
             watchdog_pid: Some(std::process::id().to_string()),
         }
     }
-    fn heard(socket: &UnixDatagram) -> String {
+    fn received(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 512];
         let len = socket.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..len]).into_owned()
@@ -145,9 +145,9 @@ mod tests {
         let systemd = UnixDatagram::bind(&path).unwrap();
         let manager = Manager::of(&variables(path.to_str().unwrap(), "1000000")).unwrap();
         manager.ready("serves at a\nREADY=0");
-        assert_eq!(heard(&systemd), "READY=1\nSTATUS=serves at a; READY=0");
+        assert_eq!(received(&systemd), "READY=1\nSTATUS=serves at a; READY=0");
         manager.status("waits");
-        assert_eq!(heard(&systemd), "STATUS=waits");
+        assert_eq!(received(&systemd), "STATUS=waits");
         drop(systemd);
         manager.status("nobody hears it, and nothing else happens");
     }
@@ -158,7 +158,7 @@ mod tests {
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let systemd = UnixDatagram::bind_addr(&address).unwrap();
         Manager::of(&variables(&format!("@{name}"), "9")).unwrap().ready("mover");
-        assert_eq!(heard(&systemd), "READY=1\nSTATUS=mover");
+        assert_eq!(received(&systemd), "READY=1\nSTATUS=mover");
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
             manager.keep_alive(&weir_env::real::env());
             for _ in 0..3 {
                 let next = systemd.try_clone().unwrap();
-                assert_eq!(tokio::task::spawn_blocking(move || heard(&next)).await.unwrap(), "WATCHDOG=1");
+                assert_eq!(tokio::task::spawn_blocking(move || received(&next)).await.unwrap(), "WATCHDOG=1");
             }
         });
         // The runtime has stopped: all sent messages are in the socket.

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const UNREACHED_AFTER: Duration = Duration::from_secs(20);
 
 /// Determines the condition of this process.
-pub type Look = Arc<dyn Fn() -> BoxFuture<'static, Condition> + Send + Sync>;
+pub type Inspect = Arc<dyn Fn() -> BoxFuture<'static, Condition> + Send + Sync>;
 
 /// Reports as long as the process runs.
 #[derive(Clone)]
@@ -27,28 +27,28 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    pub fn start(env: &Env, cluster: &Cluster, look: Look) -> Reporter {
+    pub fn start(env: &Env, cluster: &Cluster, look: Inspect) -> Reporter {
         let reporter = Reporter { env: env.clone(), cluster: cluster.clone() };
         let reporting = reporter.clone();
         env.tasks.spawn("report the condition", async move {
             loop {
-                reporting.tell(look().await).await;
+                reporting.report(look().await).await;
                 reporting.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;
             }
         });
         reporter
     }
 
-    async fn tell(&self, condition: Condition) {
-        let told = self.env.clock.timeout(PATIENCE, self.cluster.report_condition(condition)).await;
-        if let Ok(Err(e)) = told {
+    async fn report(&self, condition: Condition) {
+        let reported = self.env.clock.timeout(PATIENCE, self.cluster.report_condition(condition)).await;
+        if let Ok(Err(e)) = reported {
             tracing::debug!("the report to the coordinator failed: {e}");
         }
     }
 
     /// It ends cleanly: its silence from now on is not a trouble.
     pub async fn ends(&self, patience: Duration) {
-        let last = self.tell(Condition { ends: true, ..Condition::default() });
+        let last = self.report(Condition { ends: true, ..Condition::default() });
         let _ = self.env.clock.timeout(patience, last).await; // it is missed for a while then
     }
 }
@@ -64,7 +64,7 @@ pub fn session_name(name: &str, host: &str) -> String {
 }
 
 /// A server with a directory of its own.
-pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Look {
+pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Inspect {
     let (env, host) = (env.clone(), host.to_owned());
     Arc::new(move || {
         let (env, host, dir) = (env.clone(), host.clone(), dir.clone());
@@ -81,7 +81,7 @@ pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Look {
 }
 
 /// The same with members of etcd.
-pub async fn of_coordinator(look: &Look, etcd: Option<&Etcd>) -> Condition {
+pub async fn of_coordinator(look: &Inspect, etcd: Option<&Etcd>) -> Condition {
     let mut condition = look().await;
     let Some(etcd) = etcd else { return condition };
     let trouble = |(member, why): (String, String)| NodeTrouble {
@@ -96,7 +96,7 @@ pub async fn of_coordinator(look: &Look, etcd: Option<&Etcd>) -> Condition {
 }
 
 /// A mount.
-pub fn of_mount(host: &str, name: &str, client: &Client) -> Look {
+pub fn of_mount(host: &str, name: &str, client: &Client) -> Inspect {
     let (host, name, client) = (host.to_owned(), name.to_owned(), client.clone());
     Arc::new(move || {
         let mut condition = plain(&host);
@@ -151,7 +151,7 @@ impl Unreached {
 }
 
 /// A mover.
-pub fn of_mover(env: &Env, host: &str, name: &str, unreached: &Unreached) -> Look {
+pub fn of_mover(env: &Env, host: &str, name: &str, unreached: &Unreached) -> Inspect {
     let (env, host, name, unreached) = (env.clone(), host.to_owned(), name.to_owned(), unreached.clone());
     Arc::new(move || {
         let mut condition = plain(&host);

@@ -102,7 +102,7 @@ fn a_mount_is_compared_with_a_plain_directory() {
 }
 
 #[test]
-fn pages_that_cannot_be_dropped_are_told() {
+fn pages_that_cannot_be_dropped_are_reported() {
     let shm = Path::new("/dev/shm");
     let Ok(dir) = tempfile::tempdir_in(shm) else { return };
     let output = weir(&[&["bench", "compare", "--rows", "cold-read", path(dir.path())], &TINY[..]].concat());

@@ -253,7 +253,7 @@ fn appends_on_two_mounts_never_meet() {
 
 /// Holes are told where nothing was written, and a copy of a file has the same bytes.
 #[test]
-fn holes_are_told_and_copies_are_whole() {
+fn holes_are_reported_and_copies_are_whole() {
     if !can_mount() {
         return;
     }
@@ -389,7 +389,7 @@ fn a_file_without_a_name_is_linked_or_goes() {
 }
 
 #[test]
-fn birth_times_are_told() {
+fn birth_times_are_reported() {
     if !can_mount() {
         return;
     }

@@ -167,9 +167,9 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
 }
 
 /// A process that says in a file which one it is, and ends with the test.
-struct Told(PathBuf);
+struct Announced(PathBuf);
 
-impl Drop for Told {
+impl Drop for Announced {
     fn drop(&mut self) {
         if let Ok(pid) = fs::read_to_string(&self.0) {
             let _ = Command::new("kill").arg(pid.trim()).status();
@@ -191,7 +191,7 @@ fn a_restore_that_is_killed_loses_nothing() {
     fs::write(now.join("made since"), "new").unwrap();
     // A cp that copies a half, says which process it is, and stands still.
     let (cp, said) = (tools.join("cp"), tools.join("pid"));
-    let copying = Told(said.clone());
+    let copying = Announced(said.clone());
     let script = format!(
         "#!/bin/sh\nmkdir \"$5\"\necho $$ > {0}.new\nmv {0}.new {0}\nexec sleep 1000\n",
         said.display()

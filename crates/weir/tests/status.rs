@@ -18,22 +18,22 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until a trouble of this severity about something is told, and this is what `weir status` exits with.
+/// Waits until a trouble of this severity about something is shown, and this is what `weir status` exits with.
 fn wait_reported(cluster: &Cluster, severity: &str, about: &str, exit: i32) -> String {
-    wait_told(cluster, (severity, about), exit, "")
+    wait_shown(cluster, (severity, about), exit, "")
 }
 
 /// The same with these words in it. A process that dies is silent first: its last thread holds its files.
-fn wait_told(cluster: &Cluster, (severity, about): (&str, &str), exit: i32, words: &str) -> String {
-    let (mut told, began) = (None, Instant::now());
+fn wait_shown(cluster: &Cluster, (severity, about): (&str, &str), exit: i32, words: &str) -> String {
+    let (mut shown, began) = (None, Instant::now());
     while began.elapsed() < PATIENCE {
         let (status, code) = cluster.status_and_exit();
-        told = find(&status, severity, about);
-        if let Some(said) = told.take_if(|said| said.contains(words) && code == exit) {
+        shown = find(&status, severity, about);
+        if let Some(said) = shown.take_if(|said| said.contains(words) && code == exit) {
             return said;
         }
     }
-    panic!("{severity} about {about} with {words:?} and exit status {exit}: {told:?}");
+    panic!("{severity} about {about} with {words:?} and exit status {exit}: {shown:?}");
 }
 
 fn find(status: &Value, severity: &str, about: &str) -> Option<String> {
@@ -73,7 +73,7 @@ fn every_part_that_fails_is_named_and_counts() {
 
     // A mover, which a relation needs.
     cluster.kill("mover-1");
-    wait_told(cluster, ("warning", "mover-1"), 1, "mover-1 is not running: `weir up --dir ");
+    wait_shown(cluster, ("warning", "mover-1"), 1, "mover-1 is not running: `weir up --dir ");
     let brief = cluster.try_run_weir(&["status", "--brief"]);
     let lines: Vec<String> = text(&brief.stdout).lines().map(str::to_owned).collect();
     assert!(lines[0].starts_with("warning: all data is available and redundant; all 6"), "{lines:?}");
@@ -88,7 +88,7 @@ fn every_part_that_fails_is_named_and_counts() {
     let elsewhere = bench.home.with_file_name("elsewhere");
     fs::rename(&bench.home, &elsewhere).unwrap();
     let words = format!("there is no directory {}", bench.url());
-    wait_told(cluster, ("warning", "r1"), 1, &words);
+    wait_shown(cluster, ("warning", "r1"), 1, &words);
     fs::rename(&elsewhere, &bench.home).unwrap();
     wait_healthy(cluster);
     bench.run_weir(&["relation", "pause", "r1"]);
@@ -98,20 +98,20 @@ fn every_part_that_fails_is_named_and_counts() {
     // A volume at its limit.
     bench.run_weir(&["volume", "create", "small", "--bytes", "1MiB"]);
     fs::write(cluster.mount().join("small/f"), pattern(1, 1 << 20)).unwrap();
-    wait_told(cluster, ("warning", "small"), 1, "volume small is full (1.00 MiB of 1.00 MiB)");
+    wait_shown(cluster, ("warning", "small"), 1, "volume small is full (1.00 MiB of 1.00 MiB)");
     bench.run_weir(&["volume", "quota", "small", "--bytes", "10MiB"]);
     wait_healthy(cluster);
 
     // A mount whose process died.
     cluster.kill("mount-1");
-    wait_told(cluster, ("warning", "mount-1"), 1, "is dead (its process has ended)");
+    wait_shown(cluster, ("warning", "mount-1"), 1, "is dead (its process has ended)");
     cluster.up();
     wait_healthy(cluster);
 
     // A target: data is there, with less redundancy; three: not all of it is.
     cluster.kill("storage-2");
     let words = "storage-2 is down: t2 is missing from 24 placement groups";
-    wait_told(cluster, ("degraded", "storage-2"), 1, words);
+    wait_shown(cluster, ("degraded", "storage-2"), 1, words);
     let output = cluster.try_run_weir(&["status"]);
     let (shown, code) = (text(&output.stdout), output.status.code());
     assert!(
@@ -130,7 +130,7 @@ fn every_part_that_fails_is_named_and_counts() {
     cluster.kill("meta");
     // Until the coordinator knows it, the server does not answer.
     let words = "namespace \"root\" has no active metadata server; files are unavailable";
-    wait_told(cluster, ("critical", "root"), 2, words);
+    wait_shown(cluster, ("critical", "root"), 2, words);
     let (status, _) = cluster.status_and_exit();
     assert_eq!(status["troubles"][0]["severity"], "critical", "the worst is first");
     cluster.up();

@@ -27,7 +27,7 @@ impl Drop for Role {
 }
 
 #[test]
-fn a_role_tells_systemd_that_it_serves_and_lives() {
+fn a_role_notifies_systemd_that_it_serves_and_lives() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let systemd = UnixDatagram::bind(path("notify")).unwrap();

@@ -260,7 +260,7 @@ fn new_files_are_kept_as_their_volume_says() {
 }
 
 #[test]
-fn a_report_tells_what_is_there_and_its_sums_agree() {
+fn a_report_lists_what_is_present_and_its_sums_agree() {
     if !can_mount() {
         return;
     }

@@ -20,7 +20,7 @@ pub enum Birth {
     Born,
     Unsent,
     /// The report is in flight.
-    Sent(Told),
+    Sent(BirthReport),
     /// The report failed, and is not repeated.
     Lost(Error),
     /// It was removed locally, and that is not reported.
@@ -29,7 +29,7 @@ pub enum Birth {
 
 /// The report of a file to the leader.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct BirthReport {
     pub open_read: u32,
     pub open_write: u32,
     /// The inline bytes of a small file, with the change that this report commits.
@@ -60,7 +60,7 @@ impl State {
     }
 
     /// The file is about to be reported to the leader; `content`: the whole of a small one.
-    pub fn begin_telling(&mut self, content: impl FnOnce(&State, usize) -> Bytes) -> Told {
+    pub fn begin_report(&mut self, content: impl FnOnce(&State, usize) -> Bytes) -> BirthReport {
         let closed = !self.opens.is_for_writing();
         let local = self.write.local().filter(|_| closed && self.goes_with_birth());
         let content = local.map(|local| (content(self, local.size as usize), local));
@@ -68,15 +68,15 @@ impl State {
         if clean {
             self.write.begin_declaring_clean();
         }
-        let (open_read, open_write) = self.opens_to_tell(clean);
+        let (open_read, open_write) = self.opens_to_report(clean);
         let generation = self.write.generation();
-        let told = Told { open_read, open_write, content, clean, generation };
-        self.birth = Birth::Sent(told.clone());
-        told
+        let report = BirthReport { open_read, open_write, content, clean, generation };
+        self.birth = Birth::Sent(report.clone());
+        report
     }
 
     /// The opens that the leader counts. A closed file that is not saved stays open for it.
-    fn opens_to_tell(&self, clean: bool) -> (u32, u32) {
+    fn opens_to_report(&self, clean: bool) -> (u32, u32) {
         let unsaved = u32::from(!clean && self.write.is_dirty());
         (self.opens.for_reading(), self.opens.for_writing().max(unsaved))
     }
@@ -91,20 +91,20 @@ impl State {
     }
 
     /// The report, with all that was changed up to now.
-    pub fn birth_message(&self, ino: InodeId, name: &Bytes, told: Told) -> Message {
+    pub fn birth_message(&self, ino: InodeId, name: &Bytes, report: BirthReport) -> Message {
         let attr = self.attr.as_ref().expect("a file that was created locally has attributes");
-        let local = told.content.as_ref().map(|(_, local)| local);
+        let local = report.content.as_ref().map(|(_, local)| local);
         Message {
             ino,
             name: name.clone(),
             mode: attr.mode,
             at: attr.btime,
-            open_read: told.open_read,
-            open_write: told.open_write,
+            open_read: report.open_read,
+            open_write: report.open_write,
             mtime: local.map_or(attr.mtime, |local| local.mtime),
             ctime: local.map_or(attr.ctime, |local| ctime_with(attr, local)),
-            content: told.content.map(|(content, _)| content),
-            clean: told.clean,
+            content: report.content.map(|(content, _)| content),
+            clean: report.clean,
             uid: attr.uid,
             gid: attr.gid,
             atime: attr.atime,
@@ -146,11 +146,11 @@ impl State {
     }
 
     /// It is reported again, or named on a new connection: with its present number of opens.
-    pub fn tell_again(&mut self, message: Option<&mut Message>) {
-        let Birth::Sent(told) = &self.birth else { return };
-        let (open_read, open_write) = self.opens_to_tell(told.clean);
-        if let Birth::Sent(told) = &mut self.birth {
-            (told.open_read, told.open_write) = (open_read, open_write);
+    pub fn report_again(&mut self, message: Option<&mut Message>) {
+        let Birth::Sent(report) = &self.birth else { return };
+        let (open_read, open_write) = self.opens_to_report(report.clean);
+        if let Birth::Sent(report) = &mut self.birth {
+            (report.open_read, report.open_write) = (open_read, open_write);
             if let Some(message) = message {
                 (message.open_read, message.open_write) = (open_read, open_write);
             }
@@ -158,17 +158,17 @@ impl State {
     }
 
     /// The leader knows of it: returns the report, and the attributes that it has now.
-    pub fn end_birth(&mut self, revoke_clock: u64) -> Option<(Told, Attr)> {
-        let Birth::Sent(told) = std::mem::take(&mut self.birth) else { return None };
-        if told.clean {
+    pub fn end_birth(&mut self, revoke_clock: u64) -> Option<(BirthReport, Attr)> {
+        let Birth::Sent(report) = std::mem::take(&mut self.birth) else { return None };
+        if report.clean {
             self.write.note_declared_clean(revoke_clock);
         }
         let mut attr = self.attr.clone()?;
-        if self.write.generation() != told.generation {
+        if self.write.generation() != report.generation {
             self.attr_old = true;
-            return Some((told, attr));
+            return Some((report, attr));
         }
-        if let Some((content, local)) = &told.content {
+        if let Some((content, local)) = &report.content {
             self.write.note_inline_committed(*local);
             self.inline = Inline::Yes(content.clone());
             (attr.size, attr.allocated) = (content.len() as u64, content.len() as u64);
@@ -176,6 +176,6 @@ impl State {
             attr.mtime = local.mtime;
             attr.data_version += 1;
         }
-        Some((told, attr))
+        Some((report, attr))
     }
 }

@@ -170,7 +170,7 @@ fn what_one_client_changes_the_other_sees_at_once() {
 }
 
 #[test]
-fn a_close_that_is_put_off_is_told_before_the_lease_goes_back() {
+fn a_deferred_close_is_reported_before_the_lease_is_returned() {
     Lab::new(31).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         for n in 0..3 {
@@ -191,7 +191,7 @@ fn a_close_that_is_put_off_is_told_before_the_lease_goes_back() {
 }
 
 #[test]
-fn an_access_time_is_told_before_the_lease_goes_back() {
+fn an_access_time_is_reported_before_the_lease_is_returned() {
     Lab::new(33).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let h = create(&a, "f").await;

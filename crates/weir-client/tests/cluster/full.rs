@@ -168,7 +168,7 @@ fn a_write_error_is_also_returned_by_fsync_and_close() {
 
 /// Home gets what it is told of, and gives that back after an eviction.
 #[test]
-fn what_a_failed_write_left_below_the_size_is_told() {
+fn what_a_failed_write_left_below_the_size_is_reported() {
     let lab = Lab::new(75);
     lab.world().set_disk_capacity("s1", FULL_BYTES);
     lab.run(6, |lab| async move {
@@ -193,7 +193,7 @@ fn what_a_failed_write_left_below_the_size_is_told() {
             let of_c = c.open(&cred, ino, OpenMode::READ).await.unwrap().handle;
             let left = c.read(of_c, 0, size).await.unwrap().concat();
             let changes = c.changes(&cred, VolumeId::ROOT, None, 0, Duration::ZERO).await.unwrap().changes;
-            let is_told = |byte: u64| {
+            let is_reported = |byte: u64| {
                 changes.iter().any(|named| {
                     matches!(named.change.what, What::Data { ino: of, offset, len }
                         if of == ino && (offset..offset + len).contains(&byte))
@@ -201,7 +201,7 @@ fn what_a_failed_write_left_below_the_size_is_told() {
             };
             let there: Vec<u64> = (0..size as u64).filter(|at| left[*at as usize] != 0).collect();
             assert!(!there.is_empty(), "{name}: nothing was left");
-            let untold = there.into_iter().find(|at| !is_told(*at));
+            let untold = there.into_iter().find(|at| !is_reported(*at));
             assert_eq!(untold, None, "{name}");
         }
     });

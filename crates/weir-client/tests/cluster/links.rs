@@ -219,7 +219,7 @@ fn a_client_that_gives_nothing_back_is_waited_for_once() {
 }
 
 #[test]
-fn the_space_is_told_without_the_coordinator() {
+fn the_space_is_reported_without_the_coordinator() {
     Lab::new(123).run(6, |lab| async move {
         let a = lab.client("a").await;
         lab.world().sleep(Duration::from_secs(3)).await; // the targets have told what they have

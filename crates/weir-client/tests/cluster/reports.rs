@@ -24,7 +24,7 @@ async fn write(client: &Client, handle: Handle, at: usize, len: usize) {
     client.write(handle, at as u64, Bytes::from(pattern(1, at, len))).await.unwrap();
 }
 /// Whether the leader knows that a byte was written after the change with this number.
-async fn is_told(client: &Client, ino: InodeId, byte: usize, after: u64) -> bool {
+async fn is_reported(client: &Client, ino: InodeId, byte: usize, after: u64) -> bool {
     let changes = client.changes(&root(), VolumeId::ROOT, None, after, Duration::ZERO).await.unwrap().changes;
     let byte = byte as u64;
     let names = |what: &What| matches!(what, What::Data { ino: of, offset, len } if *of == ino && (*offset..offset + len).contains(&byte));
@@ -36,7 +36,7 @@ async fn last_change(client: &Client) -> u64 {
 }
 
 #[test]
-fn zeros_that_went_straight_through_are_told_soon() {
+fn zeros_that_went_straight_through_are_reported_soon() {
     Lab::new(1).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
@@ -46,13 +46,13 @@ fn zeros_that_went_straight_through_are_told_soon() {
         let before = last_change(&b).await;
         a.fallocate(h, Allocate::PunchHole, CELL as u64, CELL as u64).await.unwrap();
         env.clock.sleep(SOON).await;
-        assert!(is_told(&b, ino, CELL, before).await);
+        assert!(is_reported(&b, ino, CELL, before).await);
     });
 }
 
 /// A stripe of which a part was sent for a sync is never dirty as a whole again.
 #[test]
-fn what_is_written_behind_a_sync_is_told_soon() {
+fn what_is_written_behind_a_sync_is_reported_soon() {
     Lab::new(4).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
@@ -62,13 +62,13 @@ fn what_is_written_behind_a_sync_is_told_soon() {
         let before = last_change(&b).await;
         write(&a, h, 2 * STRIPE + CELL, STRIPE - CELL + STRIPE).await;
         env.clock.sleep(SOON).await;
-        assert!(is_told(&b, ino, 4 * STRIPE - 1, before).await);
+        assert!(is_reported(&b, ino, 4 * STRIPE - 1, before).await);
     });
 }
 
 /// So home grows evenly, not by a second's worth at a time.
 #[test]
-fn a_fast_stream_is_told_as_it_goes() {
+fn a_fast_stream_is_reported_as_it_goes() {
     Lab::new(5).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
@@ -77,7 +77,7 @@ fn a_fast_stream_is_told_as_it_goes() {
             write(&a, h, stripe * STRIPE, STRIPE).await;
             env.clock.sleep(Duration::from_millis(50)).await;
             if let Some(earlier) = stripe.checked_sub(8) {
-                assert!(is_told(&b, ino, earlier * STRIPE, 0).await, "{earlier} of {stripe}");
+                assert!(is_reported(&b, ino, earlier * STRIPE, 0).await, "{earlier} of {stripe}");
             }
         }
     });
@@ -85,7 +85,7 @@ fn a_fast_stream_is_told_as_it_goes() {
 
 /// Who has closed it may not write it any more, so nobody could tell it afterwards.
 #[test]
-fn a_close_waits_for_what_write_back_is_telling() {
+fn a_close_waits_for_reports_of_write_back() {
     Lab::new(3).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();
@@ -101,7 +101,7 @@ fn a_close_waits_for_what_write_back_is_telling() {
             write(&a, h, CELL, CELL).await;
             env.clock.sleep(Duration::from_millis(100 * round)).await;
             a.release(h).await.unwrap();
-            assert!(is_told(&b, ino, CELL, before).await, "round {round}");
+            assert!(is_reported(&b, ino, CELL, before).await, "round {round}");
         }
     });
 }

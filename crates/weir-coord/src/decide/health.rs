@@ -11,8 +11,8 @@ pub struct HealthLimits {
 /// The coordinator's own observation of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// The connection of its `Join` is open; its last message came at `last_heard`.
-    Connected { last_heard: Instant },
+    /// The connection of its `Join` is open; its last message came at `last_contact`.
+    Connected { last_contact: Instant },
     /// The coordinator started at `since`, and this member has not connected yet.
     Awaited { since: Instant },
     /// Its connection ended, or it left.
@@ -30,7 +30,7 @@ pub enum Verdict {
 
 pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict {
     match presence {
-        Presence::Connected { last_heard } if now.since(last_heard) <= limits.silence_max => Verdict::Up,
+        Presence::Connected { last_contact } if now.since(last_contact) <= limits.silence_max => Verdict::Up,
         Presence::Connected { .. } => Verdict::Down("it is silent"),
         Presence::Awaited { since } if now.since(since) <= limits.silence_max => Verdict::Wait,
         Presence::Awaited { .. } => Verdict::Down("it did not come back after the coordinator's restart"),
@@ -43,7 +43,7 @@ pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict
 pub fn forgive(presence: Presence, delay: Duration, now: Instant) -> Presence {
     let later = |at: Instant| at.max(now.min(at + delay));
     match presence {
-        Presence::Connected { last_heard } => Presence::Connected { last_heard: later(last_heard) },
+        Presence::Connected { last_contact } => Presence::Connected { last_contact: later(last_contact) },
         Presence::Awaited { since } => Presence::Awaited { since: later(since) },
         Presence::Gone => Presence::Gone,
     }
@@ -56,13 +56,13 @@ mod tests {
     #[test]
     fn own_delay_is_no_silence_of_others() {
         let at = |ms: u64| Instant(ms * 1_000_000);
-        let heard = |ms| Presence::Connected { last_heard: at(ms) };
+        let contact = |ms| Presence::Connected { last_contact: at(ms) };
         for (before, delay_ms, now, after) in [
-            (heard(500), 0, 9000, heard(500)),
-            (heard(500), 7000, 9000, heard(7500)),
+            (contact(500), 0, 9000, contact(500)),
+            (contact(500), 7000, 9000, contact(7500)),
             // Received during the stall: not in the future.
-            (heard(8500), 7000, 9000, heard(9000)),
-            (heard(9001), 7000, 9000, heard(9001)),
+            (contact(8500), 7000, 9000, contact(9000)),
+            (contact(9001), 7000, 9000, contact(9001)),
             (Presence::Awaited { since: at(0) }, 300, 9000, Presence::Awaited { since: at(300) }),
             (Presence::Gone, 7000, 9000, Presence::Gone),
         ] {
@@ -76,11 +76,11 @@ mod tests {
         let at = |ms: u64| Instant(ms * 1_000_000);
         let limits = HealthLimits { silence_max: Duration::from_millis(1000) };
         for (presence, now, up) in [
-            (Presence::Connected { last_heard: at(500) }, at(500), Some(true)),
-            (Presence::Connected { last_heard: at(500) }, at(1500), Some(true)),
-            (Presence::Connected { last_heard: at(500) }, at(1501), Some(false)),
+            (Presence::Connected { last_contact: at(500) }, at(500), Some(true)),
+            (Presence::Connected { last_contact: at(500) }, at(1500), Some(true)),
+            (Presence::Connected { last_contact: at(500) }, at(1501), Some(false)),
             // Two clock readings in the wrong order do no harm.
-            (Presence::Connected { last_heard: at(500) }, at(400), Some(true)),
+            (Presence::Connected { last_contact: at(500) }, at(400), Some(true)),
             (Presence::Gone, at(0), Some(false)),
             (Presence::Awaited { since: at(0) }, at(1000), None),
             (Presence::Awaited { since: at(0) }, at(1001), Some(false)),

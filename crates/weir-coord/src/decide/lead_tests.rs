@@ -150,7 +150,7 @@ fn a_founding_that_was_interrupted_anywhere_goes_on() {
 }
 
 #[test]
-fn progress_never_goes_back_and_only_the_leader_tells_it() {
+fn progress_never_goes_back_and_only_the_leader_reports_it() {
     let (mut map, mut progress) = led(false);
     let said = |node, namespace, changes| RecordProgress { node, namespace: NamespaceId(namespace), changes };
     record_progress(&map, &mut progress, &said(META, 41, 5)).unwrap();

@@ -67,16 +67,16 @@ pub fn check_newest_map(
         let hint = "remove this file: it only guards against an older copy of the coordinator's directory";
         text::with_hint(e.doing(format!("read {}", file.display())), hint)
     })?;
-    let told = Seen::of(map, namespace);
-    if seen.cluster != told.cluster {
+    let present = Seen::of(map, namespace);
+    if seen.cluster != present.cluster {
         return Ok(());
     }
-    if told.version < seen.version {
-        return Err(older_map(told.version, seen.version).doing(file.display()));
+    if present.version < seen.version {
+        return Err(older_map(present.version, seen.version).doing(file.display()));
     }
     // The numbers of a namespace that was founded again restart.
-    if told.leader_epoch < seen.leader_epoch && told.leader_epoch > 0 {
-        let lacks = format!("it knows lead {} of the namespace", told.leader_epoch);
+    if present.leader_epoch < seen.leader_epoch && present.leader_epoch > 0 {
+        let lacks = format!("it knows lead {} of the namespace", present.leader_epoch);
         return Err(older(&lacks, &format!("lead {}", seen.leader_epoch)).doing(file.display()));
     }
     Ok(())

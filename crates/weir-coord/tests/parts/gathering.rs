@@ -26,7 +26,7 @@ async fn observe(env: &Env, addr: &Addr, name: &str, role: Role) -> Cluster {
 
 fn of<'a, T>(all: &'a [Gathered<T>], name: &str) -> &'a T {
     let found = all.iter().find(|g| g.name == name).unwrap_or_else(|| panic!("{name} is missing"));
-    found.told.as_ref().unwrap()
+    found.reply.as_ref().unwrap()
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn all_processes_are_asked_and_a_silent_one_is_named() {
         let took = env.clock.now().since(begun);
         assert!(took >= PATIENCE && took < PATIENCE * 2, "{took:?}");
         let silent = meters.iter().find(|g| g.name == "s1").unwrap();
-        assert!(silent.told.as_ref().is_err_and(|why| why.contains("no answer")), "{:?}", silent.told);
+        assert!(silent.reply.as_ref().is_err_and(|why| why.contains("no answer")), "{:?}", silent.reply);
         assert_eq!(meters.len(), 3);
     });
 }

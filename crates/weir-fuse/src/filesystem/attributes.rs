@@ -41,7 +41,7 @@ impl Mounted {
 }
 
 /// The attributes of an inode, even of one that is gone: the kernel asks because a program still has it open.
-async fn look(client: &Client, ino: InodeId) -> Result<Stat> {
+async fn stat_of(client: &Client, ino: InodeId) -> Result<Stat> {
     let found = client.getattr(ino).await;
     found.or_else(|e| client.last_attr(ino).filter(|_| e.kind == ErrorKind::Stale).ok_or(e))
 }
@@ -56,7 +56,7 @@ impl Mounted {
             return reply_statx(reply, Ok(stat));
         }
         let client = self.client.clone();
-        self.wait(request, reply, async move { look(&client, ino).await }, reply_statx);
+        self.wait(request, reply, async move { stat_of(&client, ino).await }, reply_statx);
     }
 
     pub(super) fn serve_getattr(&self, request: &Request, ino: INodeNo, reply: ReplyAttr) {
@@ -68,7 +68,7 @@ impl Mounted {
             return reply_attr(reply, Ok(stat));
         }
         let client = self.client.clone();
-        self.wait(request, reply, async move { look(&client, ino).await }, reply_attr);
+        self.wait(request, reply, async move { stat_of(&client, ino).await }, reply_attr);
     }
 
     pub(super) fn serve_setattr(

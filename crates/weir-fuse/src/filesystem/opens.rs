@@ -28,7 +28,7 @@ impl Mounted {
     }
 
     /// A remount may forbid access times; the kernel does not report it.
-    pub(super) fn look_at_options(&self) {
+    pub(super) fn check_options(&self) {
         let now = Instant::now();
         let mut seen = self.options_seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if seen.is_none_or(|at| now.duration_since(at) >= OPTIONS_TTL) {
@@ -40,7 +40,7 @@ impl Mounted {
 
 impl Mounted {
     pub(super) fn serve_open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.look_at_options();
+        self.check_options();
         let how = self.how(request, flags.0);
         let mode = how.mode;
         if is_snapshot(ino) {

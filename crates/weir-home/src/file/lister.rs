@@ -50,7 +50,7 @@ impl Open {
             }
             let place = Place { dir: rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(failed)?, name };
             // Gone since it was read: treated as absent.
-            if let Some(found) = place.look(&root.keeps).map_err(failed)? {
+            if let Some(found) = place.stat_entry(&root.keeps).map_err(failed)? {
                 entries.push(ListEntry { name: place.name.into(), found: self.shared.to_here(found) });
             }
         }

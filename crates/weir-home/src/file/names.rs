@@ -30,11 +30,11 @@ impl Shared {
             return Err(failed(Errno::EXIST));
         }
         let place = root.place(path).map_err(failed)?;
-        let mut found = place.look(&root.keeps).map_err(failed)?;
+        let mut found = place.stat_entry(&root.keeps).map_err(failed)?;
         // It may appear between look-up and action: then try once more.
         if found.is_none() {
             match create(&place, what) {
-                Ok(()) | Err(Errno::EXIST) => found = place.look(&root.keeps).map_err(failed)?,
+                Ok(()) | Err(Errno::EXIST) => found = place.stat_entry(&root.keeps).map_err(failed)?,
                 Err(e) => return Err(failed(e)),
             }
         }
@@ -191,7 +191,7 @@ impl Shared {
         if path.is_root() {
             return fingerprint_now(&place, path); // its owner and permissions were decided at home
         }
-        let found = place.look(&root.keeps).map_err(failed)?;
+        let found = place.stat_entry(&root.keeps).map_err(failed)?;
         let fingerprint = found.as_ref().map(|found| &found.fingerprint);
         match (decide::set_attrs(fingerprint, expect, &attrs), &found) {
             (Step::Act | Step::Done, Some(found)) => place.set(found, &attrs, &root.keeps).map_err(failed)?,
@@ -223,7 +223,7 @@ impl Shared {
         let failed = |e| fault("look at", path, e);
         let found = match root.place(path) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => None,
-            place => place.and_then(|place| place.look(&root.keeps)).map_err(failed)?,
+            place => place.and_then(|place| place.stat_entry(&root.keeps)).map_err(failed)?,
         };
         Ok(found.map(|found| self.to_here(found)))
     }
@@ -263,7 +263,7 @@ impl Shared {
         for name in page {
             let place = Place { dir: rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(failed)?, name };
             // Gone since it was read: treated as absent.
-            if let Some(found) = place.look(&root.keeps).map_err(failed)? {
+            if let Some(found) = place.stat_entry(&root.keeps).map_err(failed)? {
                 entries.push(ListEntry { name: place.name.into(), found: self.to_here(found) });
             }
         }

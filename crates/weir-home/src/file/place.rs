@@ -59,7 +59,7 @@ impl Place {
         rustix::fs::openat(&self.dir, &self.name[..], flags, Mode::empty())
     }
     /// All its attributes; absent: there is no entry.
-    pub(super) fn look(&self, keeps: &Keeps) -> rustix::io::Result<Option<Found>> {
+    pub(super) fn stat_entry(&self, keeps: &Keeps) -> rustix::io::Result<Option<Found>> {
         let Some(stat) = self.stat()? else { return Ok(None) };
         let Some(fingerprint) = fingerprint_of(&stat) else { return Ok(None) };
         let target = match fingerprint.kind {

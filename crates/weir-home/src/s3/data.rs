@@ -107,7 +107,7 @@ impl Inner {
     }
 
     fn expected(&self, path: &HomePath, expect: &Expect) -> Outcome<Object> {
-        let found = self.look(path)?;
+        let found = self.stat_entry(path)?;
         match found {
             Some(object) if object.meta.kind == FileKind::Regular && expect.admits(&object.fingerprint()) => {
                 Ok(object)
@@ -128,7 +128,7 @@ impl Inner {
         size: u64,
     ) -> Outcome<Fingerprint> {
         let expected = plain(expect);
-        let found = self.look(path)?.map(|object| object.fingerprint());
+        let found = self.stat_entry(path)?.map(|object| object.fingerprint());
         match crate::decide::resize(found.as_ref(), &expected, size) {
             crate::decide::Step::Act => {
                 let writer = self.open_write(lane, path, &expected, IdMap::default())?;
@@ -297,7 +297,7 @@ impl Open {
         self.inner.client.end_upload(&self.key, upload, &etags).map_err(self.failed())?;
         (state.upload, state.pending) = (None, None);
         state.parts.clear();
-        self.look_again(state)
+        self.check_again(state)
     }
 
     /// Fills a part without new data: copied by the service if it can.
@@ -325,12 +325,12 @@ impl Open {
         self.check_base(state)?;
         self.inner.client.put(&self.key, ask).map_err(self.failed())?;
         state.pending = None;
-        self.look_again(state)
+        self.check_again(state)
     }
 
     /// Checks that no other object was stored there since we opened it.
     fn check_base(&self, state: &State) -> Outcome<()> {
-        let found = self.inner.look(&self.path)?;
+        let found = self.inner.stat_entry(&self.path)?;
         if found.as_ref().is_some_and(|found| found.fingerprint() == state.base.fingerprint()) {
             return Ok(());
         }
@@ -338,8 +338,8 @@ impl Open {
         Err(Fault::diverged(&self.path, Some(&fingerprint), found.map(|found| found.fingerprint()).as_ref()))
     }
 
-    fn look_again(&self, state: &mut State) -> Outcome<()> {
-        let found = self.inner.look(&self.path)?;
+    fn check_again(&self, state: &mut State) -> Outcome<()> {
+        let found = self.inner.stat_entry(&self.path)?;
         state.base =
             found.ok_or_else(|| Fault::diverged(&self.path, Some(&state.base.fingerprint()), None))?;
         Ok(())
@@ -365,7 +365,7 @@ impl Open {
             }
             // An upload keeps the attributes from its creation.
             let fingerprint = self.inner.set_meta(&self.path, &self.key, &state.base, state.meta.clone())?;
-            self.look_again(state)?;
+            self.check_again(state)?;
             Ok(fingerprint)
         })
     }
@@ -420,7 +420,7 @@ impl OpenToRead {
         match self.inner.client.get(&self.key, &self.object.etag, range) {
             // The object was replaced meanwhile.
             Err(failure) if failure.is_condition() || failure.is_missing() => {
-                let found = self.inner.look(&self.path)?.map(|found| found.fingerprint());
+                let found = self.inner.stat_entry(&self.path)?.map(|found| found.fingerprint());
                 Err(Fault::diverged(&self.path, Some(&self.fingerprint), found.as_ref()))
             }
             got => got.map_err(|f| f.fault("read", &self.path)),

@@ -52,10 +52,10 @@ impl Inner {
     }
 
     /// The object at a path, file or directory.
-    pub(super) fn look(&self, path: &HomePath) -> Outcome<Option<Object>> {
+    pub(super) fn stat_entry(&self, path: &HomePath) -> Outcome<Option<Object>> {
         let failed = |failure: Failure| failure.fault("look at", path);
         if path.is_root() {
-            return self.look_at_root();
+            return self.stat_root();
         }
         let file = self.client.head(&self.key(path, FileKind::Regular)?).map_err(failed)?;
         // Some services return a directory's object under its name without the slash.
@@ -66,8 +66,8 @@ impl Inner {
     }
 
     /// Like `look`, if a directory is expected: foreign directories have no objects of their own.
-    fn look_for(&self, path: &HomePath, expect: &Expect) -> Outcome<Option<Object>> {
-        let found = self.look(path)?;
+    fn find_expected(&self, path: &HomePath, expect: &Expect) -> Outcome<Option<Object>> {
+        let found = self.stat_entry(path)?;
         let is_dir = expect.fingerprint().kind == FileKind::Directory;
         if found.is_some() || !is_dir || self.below(path, 1)?.is_empty() {
             return Ok(found);
@@ -76,7 +76,7 @@ impl Inner {
     }
 
     /// The root exists even without an object of its own; the root of a whole bucket cannot have one.
-    fn look_at_root(&self) -> Outcome<Option<Object>> {
+    fn stat_root(&self) -> Outcome<Option<Object>> {
         let root = HomePath::root();
         let found = match self.prefix.is_empty() {
             true => None,
@@ -99,7 +99,7 @@ impl Inner {
 
     fn check_dir_above(&self, path: &HomePath) -> Outcome<()> {
         let dir = path.parent().unwrap_or_default();
-        if self.has_dir(&dir)? { Ok(()) } else { Err(refused(&dir, None, self.look(&dir)?.as_ref())) }
+        if self.has_dir(&dir)? { Ok(()) } else { Err(refused(&dir, None, self.stat_entry(&dir)?.as_ref())) }
     }
 
     /// Keys below a directory at any depth, without its own; at most `limit`.
@@ -135,7 +135,7 @@ impl Inner {
             Make::Special { kind, rdev } => (*kind, *rdev, Bytes::new()),
         };
         let key = self.key(path, kind)?;
-        let mut found = self.look(path)?;
+        let mut found = self.stat_entry(path)?;
         if found.is_none() {
             self.check_dir_above(path)?;
             let meta = Meta { kind, rdev, id, attrs: attrs.clone(), written: None };
@@ -143,7 +143,7 @@ impl Inner {
             let ask = Ask::default().meta(&meta)?.plain("if-none-match", "*").body(&body);
             match self.client.put(&key, ask) {
                 Ok(()) => return self.fingerprint_now(path, &key),
-                Err(failure) if failure.is_condition() => found = self.look(path)?,
+                Err(failure) if failure.is_condition() => found = self.stat_entry(path)?,
                 Err(failure) => return Err(failed(failure)),
             }
         }
@@ -160,7 +160,7 @@ impl Inner {
     pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
         self.give_up_uploads(path, expect)?;
         let expect = plain(expect);
-        let found = self.look(path)?;
+        let found = self.stat_entry(path)?;
         match decide::remove(found.as_ref().map(Object::fingerprint).as_ref(), &expect) {
             Step::Done => return Ok(()),
             Step::Refuse => return Err(refused(path, Some(&expect), found.as_ref())),
@@ -190,7 +190,7 @@ impl Inner {
     fn check_empty(&self, dir: &HomePath) -> Outcome<()> {
         match self.first_below(dir)? {
             None => Ok(()),
-            Some(inside) => Err(refused(&inside, None, self.look(&inside)?.as_ref())),
+            Some(inside) => Err(refused(&inside, None, self.stat_entry(&inside)?.as_ref())),
         }
     }
 
@@ -202,7 +202,7 @@ impl Inner {
         replaces: Option<&Expect>,
     ) -> Outcome<Fingerprint> {
         let (expect, replaces) = (plain(expect), replaces.map(plain));
-        let (old, new) = (self.look_for(from, &expect)?, self.look(to)?);
+        let (old, new) = (self.find_expected(from, &expect)?, self.stat_entry(to)?);
         let fingerprints = (old.as_ref().map(Object::fingerprint), new.as_ref().map(Object::fingerprint));
         let step =
             decide::rename(fingerprints.0.as_ref(), &expect, fingerprints.1.as_ref(), replaces.as_ref());
@@ -260,9 +260,9 @@ impl Inner {
         expect_b: &Expect,
     ) -> Outcome<(Fingerprint, Fingerprint)> {
         let (expect_a, expect_b) = (plain(expect_a), plain(expect_b));
-        let aside = self.aside(a, &expect_a);
-        let (at_a, at_b) = (self.look(a)?, self.look(b)?);
-        let waiting = self.look_aside(&aside, expect_a.fingerprint().kind)?;
+        let temporary = self.temporary(a, &expect_a);
+        let (at_a, at_b) = (self.stat_entry(a)?, self.stat_entry(b)?);
+        let waiting = self.find_temporary(&temporary, expect_a.fingerprint().kind)?;
         let (a_fingerprint, b_fingerprint) =
             (at_a.as_ref().map(Object::fingerprint), at_b.as_ref().map(Object::fingerprint));
         let step = decide::exchange(a_fingerprint.as_ref(), &expect_a, b_fingerprint.as_ref(), &expect_b);
@@ -274,7 +274,7 @@ impl Inner {
                 let refuse = if a_is_ours { (b, &expect_b, &at_b) } else { (a, &expect_a, &at_a) };
                 return Err(refused(refuse.0, Some(refuse.1), refuse.2.as_ref()));
             }
-            _ => self.in_three_steps((a, &expect_a), (b, &expect_b), &aside)?,
+            _ => self.in_three_steps((a, &expect_a), (b, &expect_b), &temporary)?,
         }
         let keys = (self.key(a, expect_b.fingerprint().kind)?, self.key(b, expect_a.fingerprint().kind)?);
         Ok((self.fingerprint_now(a, &keys.0)?, self.fingerprint_now(b, &keys.1)?))
@@ -285,28 +285,28 @@ impl Inner {
         &self,
         a: (&HomePath, &Expect),
         b: (&HomePath, &Expect),
-        aside: &HomePath,
+        temporary: &HomePath,
     ) -> Outcome<()> {
-        if let Some(object) = self.look(a.0)?.filter(|object| a.1.admits(&object.fingerprint())) {
-            self.move_all(a.0, &object, aside)?;
+        if let Some(object) = self.stat_entry(a.0)?.filter(|object| a.1.admits(&object.fingerprint())) {
+            self.move_all(a.0, &object, temporary)?;
         }
-        if let Some(object) = self.look(b.0)?.filter(|object| ours(b.1).admits(&object.fingerprint())) {
+        if let Some(object) = self.stat_entry(b.0)?.filter(|object| ours(b.1).admits(&object.fingerprint())) {
             self.move_all(b.0, &object, a.0)?;
         }
-        match self.look_aside(aside, a.1.fingerprint().kind)? {
-            Some(object) => self.move_all(aside, &object, b.0),
+        match self.find_temporary(temporary, a.1.fingerprint().kind)? {
+            Some(object) => self.move_all(temporary, &object, b.0),
             None => Ok(()),
         }
     }
 
     /// The temporary name of `a` while `b` is renamed to `a`.
-    fn aside(&self, a: &HomePath, expect_a: &Expect) -> HomePath {
+    fn temporary(&self, a: &HomePath, expect_a: &Expect) -> HomePath {
         let id: String = expect_a.fingerprint().id.iter().map(|b| format!("{b:02x}")).collect();
         let name = format!("{}-exchange-{id}", RESERVED.escape_ascii());
         a.parent().unwrap_or_default().join_reserved(name.as_bytes())
     }
-    fn look_aside(&self, aside: &HomePath, kind: FileKind) -> Outcome<Option<Object>> {
-        self.client.head(&self.key(aside, kind)?).map_err(|f| f.fault("look at", aside))
+    fn find_temporary(&self, temporary: &HomePath, kind: FileKind) -> Outcome<Option<Object>> {
+        self.client.head(&self.key(temporary, kind)?).map_err(|f| f.fault("look at", temporary))
     }
 
     pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
@@ -314,7 +314,7 @@ impl Inner {
             return Ok(implied_dir().fingerprint());
         }
         let expect = plain(expect);
-        let found = self.look_for(path, &expect)?;
+        let found = self.find_expected(path, &expect)?;
         let fingerprint = found.as_ref().map(Object::fingerprint);
         match (decide::set_attrs(fingerprint.as_ref(), &expect, attrs), found) {
             (Step::Act | Step::Done, Some(object)) => {
@@ -406,7 +406,7 @@ impl Inner {
     }
 
     pub(super) fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
-        match self.look(path)? {
+        match self.stat_entry(path)? {
             Some(object) => self.found_of(path, &object).map(Some),
             None if !self.below(path, 1)?.is_empty() => self.found_of(path, &implied_dir()).map(Some),
             None => Ok(None),

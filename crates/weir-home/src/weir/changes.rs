@@ -66,7 +66,7 @@ impl Inner {
             }
         }
         let Some(stat) = &place.found else { return Err(Fault::diverged(path, None, None)) };
-        let found = self.look(&stat.attr).await.map_err(failed)?;
+        let found = self.stat_entry(&stat.attr).await.map_err(failed)?;
         let is_empty_dir = stat.attr.kind == FileKind::Directory
             && !path.is_root()
             && self.first_name(stat.attr.ino).await.map_err(failed)?.is_none();
@@ -196,7 +196,7 @@ impl Inner {
         }
         match (decide::set_attrs(place.fingerprint().as_ref(), expect, &attrs), &place.found) {
             (Step::Act | Step::Done, Some(stat)) => {
-                let found = self.look(&stat.attr).await.map_err(failed)?;
+                let found = self.stat_entry(&stat.attr).await.map_err(failed)?;
                 self.set(stat.attr.ino, &found, &attrs).await.map_err(failed)?;
                 self.fingerprint_now(path, stat.attr.ino).await
             }

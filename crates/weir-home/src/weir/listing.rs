@@ -20,7 +20,7 @@ impl Inner {
         let failed = |e| fault("look at", path, e);
         let place = self.place(path).await.map_err(failed)?;
         match place.and_then(|place| place.found) {
-            Some(stat) => Ok(Some(self.to_here(self.look(&stat.attr).await.map_err(failed)?))),
+            Some(stat) => Ok(Some(self.to_here(self.stat_entry(&stat.attr).await.map_err(failed)?))),
             None => Ok(None),
         }
     }
@@ -92,7 +92,7 @@ impl Inner {
     /// None: gone since its name was read; treated as absent.
     pub(super) async fn found(&self, ino: InodeId) -> Result<Option<Found>> {
         let found = match self.client.getattr(ino).await {
-            Ok(stat) => self.look(&stat.attr).await,
+            Ok(stat) => self.stat_entry(&stat.attr).await,
             Err(e) => Err(e),
         };
         match found {

@@ -665,7 +665,7 @@ pub async fn an_empty_file_is_complete(bench: Bench) {
     home.remove(&at, &unchanged(&done)).await.unwrap();
 }
 
-pub async fn space_is_told(bench: Bench) {
+pub async fn space_is_reported(bench: Bench) {
     let mut space = bench.home.space().await.unwrap();
     // A cluster that has just begun learns of its targets' space from their first reports.
     for _ in 0..10_000 {

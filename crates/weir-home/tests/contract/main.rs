@@ -131,7 +131,7 @@ cases!(
     a_directory_is_read_once_to_its_end,
     a_large_file_is_read_back_in_pieces,
     an_empty_file_is_complete,
-    space_is_told,
+    space_is_reported,
     a_change_in_the_middle_leaves_the_times_it_should,
     the_root_gets_attributes_again_and_again,
 );

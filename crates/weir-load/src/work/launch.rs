@@ -137,8 +137,8 @@ fn start_process(work: &Work, command: &[String]) -> Result<Child> {
     let child = Command::new(program).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|e| failed(doing, Path::new(program), &e))?;
     let line = serde_json::to_string(work).map_err(|e| Error::invalid(format!("{doing}: {e}")))?;
-    let told = writeln!(child.stdin.as_mut().expect("the worker's input is a pipe"), "{line}");
-    told.map_err(|e| failed(doing, Path::new(program), &e))?;
+    let sent = writeln!(child.stdin.as_mut().expect("the worker's input is a pipe"), "{line}");
+    sent.map_err(|e| failed(doing, Path::new(program), &e))?;
     Ok(child)
 }
 

@@ -156,14 +156,14 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
     }
 
     /// A member knew no newer epoch when it answered the request that was sent at `asked`.
-    pub fn heard(&mut self, id: I, epoch: Epoch, asked: Instant) -> Result<()> {
+    pub fn note_answer(&mut self, id: I, epoch: Epoch, asked: Instant) -> Result<()> {
         let other = self.other(id, epoch)?;
         other.right_until = other.right_until.max(asked + RIGHT);
         Ok(())
     }
 
     /// A member reports a newer epoch, or its link ended: its promise counts no more.
-    pub fn unheard(&mut self, id: I) {
+    pub fn forget_answer(&mut self, id: I) {
         if let Some(other) = self.others.get_mut(&id) {
             other.right_until = Instant(0);
         }

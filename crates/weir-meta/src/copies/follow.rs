@@ -11,8 +11,8 @@ use weir_env::{BoxFuture, Env};
 use weir_kv::epochs::Epochs;
 use weir_kv::{CommitSeq, Engine, EngineConfig, Entry, Import, Kv};
 use weir_proto::copies::{
-    EpochRun, JournalAppend, JournalAsk, JournalCutBack, JournalEpochs, JournalHeld, JournalKept,
-    JournalRight, StateFetch, decode_pairs,
+    EpochRun, JournalAppend, JournalAsk, JournalEpochs, JournalHeld, JournalKept, JournalRight,
+    JournalTruncate, StateFetch, decode_pairs,
 };
 use weir_proto::{Epoch, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Reply};
@@ -94,8 +94,8 @@ impl Follower {
         let inner = self.0.clone();
         let answer: BoxFuture<'static, Result<Reply>> = match call.method {
             JournalAsk::METHOD => Box::pin(async move { inner.ask(&call.decode()?).await }),
-            JournalCutBack::METHOD => {
-                Box::pin(async move { inner.cut_back(&call.decode()?, call.connection).await })
+            JournalTruncate::METHOD => {
+                Box::pin(async move { inner.truncate_to(&call.decode()?, call.connection).await })
             }
             JournalAppend::METHOD => return Some(inner.append(call)),
             JournalRight::METHOD => Box::pin(async move { inner.right(&call.decode()?) }),
@@ -136,10 +136,10 @@ impl Inner {
         Ok(Reply::new(&held))
     }
 
-    async fn cut_back(self: &Arc<Self>, asked: &JournalCutBack, leader: Connection) -> Result<Reply> {
+    async fn truncate_to(self: &Arc<Self>, asked: &JournalTruncate, leader: Connection) -> Result<Reply> {
         match (self.engine(asked.namespace), asked.to) {
             (Ok(engine), Some(to)) => {
-                engine.cut_back(asked.epoch, CommitSeq(to)).await?;
+                engine.truncate_to(asked.epoch, CommitSeq(to)).await?;
                 return Ok(Reply::new(&()));
             }
             (Ok(engine), None) => engine.follow(asked.epoch).await?,
@@ -203,7 +203,7 @@ impl Inner {
         let (epoch, durable) = (append.epoch, CommitSeq(append.durable));
         let worker = engine.clone();
         let applied = move || {
-            worker.tell_durable(epoch, durable)?; // first: then older records can be freed
+            worker.note_durable(epoch, durable)?; // first: then older records can be freed
             worker.apply_and_sync(epoch, &entries)
         };
         let few = append.records.len() <= RECORDS_HERE_MAX;

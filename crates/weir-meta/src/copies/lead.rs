@@ -14,7 +14,7 @@ use weir_env::{Env, Instant, TaskHandle, watch};
 use weir_kv::epochs::{Epochs, Run};
 use weir_kv::{CommitSeq, Copies, Engine, Entry, Export, Kv, Reader};
 use weir_proto::copies::{
-    JournalAppend, JournalAsk, JournalCutBack, JournalEpochs, PART_BYTES, RECORDS_MAX, RecordHead,
+    JournalAppend, JournalAsk, JournalEpochs, JournalTruncate, PART_BYTES, RECORDS_MAX, RecordHead,
     StateFetch, StatePart, encode_pairs,
 };
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NodeId, Request, Result};
@@ -49,7 +49,7 @@ pub enum News {
 }
 
 /// Reports on a copy to the coordinator, as of an epoch.
-pub type Tell = Arc<dyn Fn(NodeId, Epoch, News) + Send + Sync>;
+pub type Reporter = Arc<dyn Fn(NodeId, Epoch, News) + Send + Sync>;
 
 /// A journal group as its leader needs it.
 pub struct Group {
@@ -74,7 +74,7 @@ struct Inner {
     offers: Arc<Offers>,
     promise: Promise,
     exports: Mutex<Exports>,
-    tell: Tell,
+    report: Reporter,
     begun: Instant,
 }
 
@@ -147,7 +147,7 @@ impl Leader {
         engine: Arc<Engine>,
         group: Group,
         promised: impl FnOnce() -> Promise,
-        tell: Tell,
+        report: Reporter,
     ) -> Result<Leader> {
         let Group { namespace, me, members, links } = group;
         let (epoch, known) = (members.epoch, engine.epoch());
@@ -175,7 +175,7 @@ impl Leader {
             offers,
             promise,
             exports,
-            tell,
+            report,
             begun: env.clock.now(),
         };
         let inner = Arc::new(inner);
@@ -224,7 +224,7 @@ impl Drop for Leader {
 
 /// Reports to the coordinator copies that are waited for and do not answer.
 async fn watch_always(inner: Arc<Inner>) {
-    let mut told: BTreeMap<NodeId, Instant> = BTreeMap::new();
+    let mut reported: BTreeMap<NodeId, Instant> = BTreeMap::new();
     loop {
         inner.env.clock.sleep(IDLE / 2).await;
         let now = inner.env.clock.now();
@@ -235,9 +235,9 @@ async fn watch_always(inner: Arc<Inner>) {
             lead.must_keep().map(|id| (id, now.since(inner.begun.max(Instant(heard(id)))))).collect()
         };
         for (id, silent) in silent.into_iter().filter(|(_, silent)| *silent >= SILENT) {
-            if told.get(&id).is_none_or(|at| now.since(*at) >= SAY_AGAIN) {
-                told.insert(id, now);
-                (inner.tell)(id, inner.epoch, News::Silent(silent));
+            if reported.get(&id).is_none_or(|at| now.since(*at) >= SAY_AGAIN) {
+                reported.insert(id, now);
+                (inner.report)(id, inner.epoch, News::Silent(silent));
             }
         }
     }
@@ -248,7 +248,7 @@ async fn feed_always(inner: Arc<Inner>, id: NodeId, link: Channel) {
         let Err(error) = inner.feed(id, &link).await;
         if error.kind == ErrorKind::Stale {
             // The copy may know a newer epoch: its promise counts no more.
-            locked(&inner.offers.lead).unheard(id);
+            locked(&inner.offers.lead).forget_answer(id);
         }
         tracing::debug!(%error, %id, "a copy of the journal takes no records now");
         inner.env.clock.sleep(RETRY).await;
@@ -267,7 +267,7 @@ impl Inner {
         let mut said = None;
         loop {
             let Some(entries) = self.records(after, &mut reader).await? else {
-                self.cut_back(&connection, None).await?;
+                self.truncate_to(&connection, None).await?;
                 return Err(Error::unavailable("the copy fetches the whole state"));
             };
             let is_idle = entries.is_empty();
@@ -278,7 +278,7 @@ impl Inner {
                 return Err(Error::invalid(format!("the copy keeps {} after {} was sent", kept.0, sent.0)));
             }
             after = kept;
-            self.heard(id, after, asked, &mut said)?;
+            self.note_answer(id, after, asked, &mut said)?;
             self.engine.settle();
             if is_idle {
                 // Then a promise is due; or records that it got from the former leader are on its disk.
@@ -295,18 +295,18 @@ impl Inner {
         let theirs = from_wire(&held.epochs)?;
         match decide::start(&theirs, &self.engine.epochs(), CommitSeq(held.durable))? {
             Start::After(seq) => {
-                self.cut_back(connection, Some(seq.0)).await?;
+                self.truncate_to(connection, Some(seq.0)).await?;
                 Ok(seq)
             }
             Start::Fetch => {
-                self.cut_back(connection, None).await?;
+                self.truncate_to(connection, None).await?;
                 Err(Error::unavailable("the copy fetches the whole state"))
             }
         }
     }
 
-    async fn cut_back(&self, connection: &Connection, to: Option<u64>) -> Result<()> {
-        let cut = JournalCutBack { namespace: self.namespace, epoch: self.epoch, to };
+    async fn truncate_to(&self, connection: &Connection, to: Option<u64>) -> Result<()> {
+        let cut = JournalTruncate { namespace: self.namespace, epoch: self.epoch, to };
         connection.call(&cut, vec![], PATIENCE).await.map(drop)
     }
 
@@ -353,10 +353,16 @@ impl Inner {
         Ok(CommitSeq(kept.kept))
     }
 
-    fn heard(&self, id: NodeId, kept: CommitSeq, asked: Instant, said: &mut Option<Instant>) -> Result<()> {
+    fn note_answer(
+        &self,
+        id: NodeId,
+        kept: CommitSeq,
+        asked: Instant,
+        said: &mut Option<Instant>,
+    ) -> Result<()> {
         let mut lead = locked(&self.offers.lead);
         lead.kept(id, self.epoch, kept)?;
-        lead.heard(id, self.epoch, asked)?;
+        lead.note_answer(id, self.epoch, asked)?;
         // Under the lock that `kept` takes: records that became durable without this copy are older, so it
         // has them.
         let caught_up = lead.say_caught_up(id, *self.offers.news.borrow());
@@ -364,7 +370,7 @@ impl Inner {
         let now = self.env.clock.now();
         if caught_up && said.is_none_or(|at: Instant| now.since(at) >= SAY_AGAIN) {
             *said = Some(now);
-            (self.tell)(id, self.epoch, News::CaughtUp);
+            (self.report)(id, self.epoch, News::CaughtUp);
         }
         Ok(())
     }

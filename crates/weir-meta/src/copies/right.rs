@@ -10,7 +10,7 @@ use weir_proto::{Error, Result};
 
 /// The right returns with the next promises of the other copies, or the coordinator decides otherwise.
 const PATIENCE: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL: Duration = Duration::from_millis(5);
 
 enum Standing {
     /// There is no other copy.
@@ -74,7 +74,7 @@ impl Right {
             if let Some(why) = why {
                 return Err(Error::unavailable(why));
             }
-            env.clock.sleep(LOOK_AGAIN).await;
+            env.clock.sleep(POLL).await;
         }
         Ok(())
     }

@@ -160,7 +160,8 @@ impl CloneLister {
 fn next_client(leader: &Leader, after: SessionId) -> Option<(SessionId, Connection)> {
     let (now, state) = (leader.env.clock.now(), leader.lock());
     let live = |(id, session): (&SessionId, &Session)| {
-        let connection = session.connection.clone().filter(|_| now.since(session.heard) < leader.term());
+        let connection =
+            session.connection.clone().filter(|_| now.since(session.last_contact) < leader.term());
         connection.map(|connection| (*id, connection))
     };
     let live: Vec<_> = state.sessions.iter().filter_map(live).collect();

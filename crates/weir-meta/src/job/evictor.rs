@@ -39,7 +39,7 @@ const WRITER_TRIES: u32 = 5;
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The code of the trouble that too little can be evicted, and how long it is valid.
-const MAKE_ROOM: &str = "eviction-short";
+const FREE_SPACE: &str = "eviction-short";
 const FAILING_FOR: Duration = Duration::from_secs(20);
 
 /// Watches for ever; returns only the error after which the node must stop.
@@ -53,7 +53,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
             () = over => {}
         }
         let begun = leader.env.clock.now();
-        match look(&leader).await {
+        match check_volumes(&leader).await {
             Err(e) if e.kind == ErrorKind::Io => return e.doing("make room"),
             Err(e) => tracing::debug!("make room: {e}"),
             Ok(()) => {}
@@ -63,7 +63,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
     }
 }
 
-async fn look(leader: &Arc<Leader>) -> Result<()> {
+async fn check_volumes(leader: &Arc<Leader>) -> Result<()> {
     if leader.lock().grace.until.is_some() {
         return Ok(()); // this leader may not know all writers of files yet
     }
@@ -92,8 +92,8 @@ async fn look(leader: &Arc<Leader>) -> Result<()> {
     for (of, level, set) in levels {
         let want = leader.evictor.weigh(leader.env.clock.now(), of, level, set);
         match want {
-            0 => leader.failing.succeeded(MAKE_ROOM, &leader.watched_name(of)),
-            _ => make_room(leader, of, want).await?,
+            0 => leader.failing.succeeded(FREE_SPACE, &leader.watched_name(of)),
+            _ => free_space(leader, of, want).await?,
         }
     }
     Ok(())
@@ -107,7 +107,7 @@ fn set_marks(read: &dyn Read, volume: VolumeId) -> Result<Option<Percent>> {
 
 /// Evicts `want` bytes, those with the oldest use first. Files that a snapshot holds come last: a volume
 /// shrinks at once, but targets free the space only when that snapshot is deleted, too.
-async fn make_room(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Result<()> {
+async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Result<()> {
     let (mut freed, mut files, mut held) = (0, 0u32, Vec::new());
     for candidate in oldest(leader, of).await?.into_order() {
         if freed >= want {
@@ -145,10 +145,10 @@ async fn make_room(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Res
         );
         tracing::warn!("{text}");
         let action = "see whether home keeps up (`weir relation list`), or raise the limit".to_owned();
-        leader.failing.failed(leader.env.clock.now(), FAILING_FOR, (MAKE_ROOM, &what), text, action);
+        leader.failing.failed(leader.env.clock.now(), FAILING_FOR, (FREE_SPACE, &what), text, action);
         return Ok(());
     }
-    leader.failing.succeeded(MAKE_ROOM, &what);
+    leader.failing.succeeded(FREE_SPACE, &what);
     if left > 0 {
         tracing::info!(
             "{what}: {freed} bytes of {files} files evicted; {left} go with snapshots that hold them"

@@ -51,7 +51,7 @@ impl TrashEmptier {
             if leader.lock().grace.until.is_some() {
                 continue; // clients from before a restart may still return with their leases
             }
-            match self.look_at_trash(&mut dropping).await {
+            match self.scan_trash(&mut dropping).await {
                 Ok(()) => {}
                 Err(e) if e.kind == ErrorKind::Io => return e.doing("empty the trash"),
                 Err(e) => tracing::warn!("empty the trash: {e}"),
@@ -59,11 +59,11 @@ impl TrashEmptier {
         }
     }
 
-    async fn look_at_trash(&self, dropping: &mut Dropping) -> Result<()> {
+    async fn scan_trash(&self, dropping: &mut Dropping) -> Result<()> {
         let mut last = VolumeId(0);
         let mut eldest: Option<(u64, VolumeId)> = None;
         loop {
-            self.make_room().await?;
+            self.free_space().await?;
             let mut found = None;
             self.leader.kv.read(&mut |read| {
                 found = match trash::next_volume(read, last)? {
@@ -122,7 +122,7 @@ impl TrashEmptier {
     }
 
     /// Frees space for starved clients in volumes with limits.
-    async fn make_room(&self) -> Result<()> {
+    async fn free_space(&self) -> Result<()> {
         let goals = self.leader.lock().quotas.take_goals(self.leader.wall());
         for (volume, goal) in goals {
             while self.used(volume)?.bytes > goal && self.empty_one(volume).await? {}

@@ -33,7 +33,7 @@ impl Leader {
         state.unpark(parked);
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
-        session.heard = self.env.clock.now();
+        session.last_contact = self.env.clock.now();
         if let Some(wait) = self.wait_for_absent(state, request)? {
             return Ok((Step::Wait(wait), Obstacles::default()));
         }
@@ -85,7 +85,7 @@ impl Leader {
             Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
         };
         let State { leases, quotas, contended, sessions, .. } = state;
-        let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.heard);
+        let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.last_contact);
         let mut grants = Grants {
             leases,
             quotas,

@@ -31,7 +31,7 @@ impl Leader {
     }
 
     fn changes_now(&self, r: &ReadChanges) -> Result<Changes> {
-        self.lock().session(r.session)?.heard = self.env.clock.now();
+        self.lock().session(r.session)?.last_contact = self.env.clock.now();
         let mut changes = Changes { changes: Vec::new(), first: 0 };
         self.kv.read(&mut |read| {
             changes.changes.clear();

@@ -16,7 +16,7 @@ impl Leader {
 
     /// The levels; sets the watermarks of a volume before, if the request has some.
     pub fn eviction(&self, r: &GetEviction) -> Result<Levels> {
-        self.lock().session(r.session)?.heard = self.env.clock.now();
+        self.lock().session(r.session)?.last_contact = self.env.clock.now();
         if let Some(set) = &r.set {
             self.set_eviction_marks(r, set)?;
         }

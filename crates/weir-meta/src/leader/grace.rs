@@ -33,7 +33,7 @@ const NEVER_CONFLICT: &[u16] = &[
     NoteAccess::METHOD,
 ];
 /// Transactions that change nothing that others may have cached, unless they are declared as changes.
-const LOOKS: &[u16] = &[Open::METHOD];
+const OPENS: &[u16] = &[Open::METHOD];
 /// These concern one inode, and conflict with no other session's lease if their session has this lease on it.
 const UNDER_WRITE: &[u16] = &[
     Commit::METHOD,
@@ -47,16 +47,16 @@ const UNDER_READ: &[u16] =
     &[GetAttr::METHOD, GetXattr::METHOD, ListXattr::METHOD, ReadInline::METHOD, ReadLink::METHOD];
 
 /// A request that concerns inodes beside those that it reaches by the rules for mounts.
-pub trait Beside {
+pub trait OtherInodes {
     fn inodes(&self) -> Vec<InodeId>;
 }
 
-impl Beside for Close {
+impl OtherInodes for Close {
     fn inodes(&self) -> Vec<InodeId> {
         self.files.iter().map(|file| file.ino).collect()
     }
 }
-impl Beside for NoteAccess {
+impl OtherInodes for NoteAccess {
     fn inodes(&self) -> Vec<InodeId> {
         Vec::new()
     }
@@ -112,7 +112,7 @@ impl AbsentHoldings {
 
     /// `of_owners`: users or groups have limits, under which sessions have reservations in all volumes.
     fn conflict<R: Operation>(&self, read: &dyn Read, request: &R, of_owners: bool) -> Result<bool> {
-        let is_change = matches!(R::work(), Work::Change(_)) && !LOOKS.contains(&R::METHOD);
+        let is_change = matches!(R::work(), Work::Change(_)) && !OPENS.contains(&R::METHOD);
         let changes = is_change || request.reach().iter().flatten().any(|reach| reach.changes);
         if of_owners && changes && self.held.conflicts_anywhere(true) {
             return Ok(true);

@@ -24,7 +24,7 @@ impl Leader {
     pub(crate) fn set_lock(self: &Arc<Self>, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
         let (leader, now) = (self, self.env.clock.now());
         let mut state = leader.lock();
-        heard(&mut state, r.session, on, now)?;
+        note_contact(&mut state, r.session, on, now)?;
         let plain = |outcome| LockAnswer { outcome, holder: None };
         if leader.may_be_held_by_absent(&mut state, r.ino)? {
             return Ok(plain(LockOutcome::Grace));
@@ -56,7 +56,7 @@ impl Leader {
     pub(crate) fn test_lock(self: &Arc<Self>, r: &TestLock) -> Result<LockAnswer> {
         let (leader, now) = (self, self.env.clock.now());
         let mut state = leader.lock();
-        state.session(r.session)?.heard = now;
+        state.session(r.session)?.last_contact = now;
         if leader.may_be_held_by_absent(&mut state, r.ino)? {
             return Ok(LockAnswer { outcome: LockOutcome::Grace, holder: None });
         }
@@ -72,14 +72,14 @@ impl Leader {
     pub(crate) fn cancel_lock(&self, r: &CancelLock, on: &Connection) -> Result<LockCancelled> {
         let now = self.env.clock.now();
         let mut state = self.lock();
-        heard(&mut state, r.session, on, now)?;
+        note_contact(&mut state, r.session, on, now)?;
         Ok(LockCancelled { waited: state.locks.cancel(r.ino, r.session, r.ticket) })
     }
 
     pub(crate) fn list_locks(&self, r: &ListLocks) -> Result<LockList> {
         let now = self.env.clock.now();
         let mut state = self.lock();
-        state.session(r.session)?.heard = now;
+        state.session(r.session)?.last_contact = now;
         let all = state.locks.list(r.ino);
         let more = all.len().saturating_sub(LISTED_MAX) as u32;
         let entries = all.iter().take(LISTED_MAX).map(|s| entry(&state, s, now)).collect();
@@ -91,7 +91,7 @@ impl Leader {
         let now = leader.env.clock.now();
         let mut state = leader.lock();
         let session = state.session(r.session)?;
-        session.heard = now;
+        session.last_contact = now;
         if session.naming_locks.0 != on.id() {
             session.naming_locks = (on.id(), Vec::new());
         }
@@ -128,9 +128,9 @@ fn end_silent_holders(leader: &Arc<Leader>, state: &mut State, wish: &Wish, now:
 }
 
 /// Records a sign of life; refuses requests on a connection that the session has left.
-fn heard(state: &mut State, id: SessionId, on: &Connection, now: Instant) -> Result<()> {
+fn note_contact(state: &mut State, id: SessionId, on: &Connection, now: Instant) -> Result<()> {
     let session: &mut Session = state.session(id)?;
-    session.heard = now;
+    session.last_contact = now;
     if session.locks_on == on.id() {
         return Ok(());
     }

@@ -206,7 +206,7 @@ impl Leader {
         self.config.right.wait(&self.env).await
     }
     /// Whether commits up to `seq` may be reported now.
-    pub fn may_tell(&self, seq: CommitSeq) -> bool {
+    pub fn may_reply(&self, seq: CommitSeq) -> bool {
         seq <= self.kv.durable() && self.config.right.answers()
     }
     pub fn fail(&self, e: &Error) {
@@ -226,7 +226,7 @@ impl Leader {
             return Ok(()); // the next leader decides
         }
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
-        state.mounts.told.forget_session(id);
+        state.mounts.refusals.forget_session(id);
         state.quotas.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
         hints::hint(&self.env, &state.sessions, freed);

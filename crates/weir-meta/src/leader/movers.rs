@@ -48,7 +48,7 @@ impl Leader {
         let now = self.env.clock.now();
         let map_version = {
             let mut state = self.lock();
-            state.session(r.session)?.heard = now;
+            state.session(r.session)?.last_contact = now;
             state.leases.written_under
         };
         let mut queues = self.relations.lock();
@@ -221,7 +221,7 @@ impl Leader {
     pub(crate) fn complete_work(&self, r: &CompleteWork) -> Result<CommitSeq> {
         tracing::trace!(relation = %r.relation, session = %r.session, names = ?r.names, extents = ?r.extents, "told");
         let (now, wall) = (self.env.clock.now(), self.wall());
-        self.lock().session(r.session)?.heard = now;
+        self.lock().session(r.session)?.last_contact = now;
         let mut queues_held = self.relations.lock();
         let ShipQueues { queues, meters, .. } = &mut *queues_held;
         let Some(queue) = queues.get_mut(&r.relation) else { return Ok(CommitSeq(0)) };
@@ -256,7 +256,7 @@ impl Leader {
         drop(state);
         if mirrors {
             // It may be gone: then the parent directory has no such entry any more.
-            unreadable.iter().try_for_each(|dir| self.look_above(*dir))?;
+            unreadable.iter().try_for_each(|dir| self.relist_above(*dir))?;
         }
         Ok(committed)
     }

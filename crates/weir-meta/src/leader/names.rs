@@ -65,7 +65,7 @@ impl Leader {
     }
 
     /// The same for the parent of an inode.
-    pub(crate) fn look_above(&self, ino: InodeId) -> Result<()> {
+    pub(crate) fn relist_above(&self, ino: InodeId) -> Result<()> {
         let mut above = None;
         self.kv.read(&mut |read| {
             above = match find_inode(read, ino)? {
@@ -88,7 +88,7 @@ impl Leader {
         let id = asked.ok().and(from)?;
         let now = self.env.clock.now();
         let mut queues = self.relations.lock();
-        let movers = queues.heard_movers(now);
+        let movers = queues.live_movers(now);
         let queue = queues.queues.get(&id)?;
         let why = match (&queue.back_off, movers) {
             (Some(b), _) if b.denied => format!("the mover may not use this home ({})", b.why),

@@ -76,7 +76,7 @@ impl Leader {
     fn want_recall(&self, r: &WantRecall) -> Result<()> {
         let leader = self;
         let mut state = leader.lock();
-        heard(leader, &mut state, r.session)?;
+        note_contact(leader, &mut state, r.session)?;
         let away = leader.away(r.ino, r.from, r.to)?;
         leader.want(&mut state, r.ino, &away, false)
     }
@@ -84,17 +84,17 @@ impl Leader {
     fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
         let leader = self;
         let mut state = leader.lock();
-        heard(leader, &mut state, r.session)?;
+        note_contact(leader, &mut state, r.session)?;
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
         state.recalls.failed(r.session, &id, &r.error, r.retry, leader.env.clock.now());
         // In a volume that mirrors its home it may be another file there by now.
-        if !state.mirrored.is_empty() { leader.look_above(r.ino) } else { Ok(()) }
+        if !state.mirrored.is_empty() { leader.relist_above(r.ino) } else { Ok(()) }
     }
 
     fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
         let leader = self;
         let mut state = leader.lock();
-        heard(leader, &mut state, r.session)?;
+        note_contact(leader, &mut state, r.session)?;
         let mut found = None;
         leader.kv.read(&mut |read| {
             let Some(inode) = namespace::find_inode(read, r.ino)? else { return Ok(()) };
@@ -118,8 +118,8 @@ impl Leader {
     }
 }
 
-fn heard(leader: &Leader, state: &mut State, session: SessionId) -> Result<()> {
-    state.session(session)?.heard = leader.env.clock.now();
+fn note_contact(leader: &Leader, state: &mut State, session: SessionId) -> Result<()> {
+    state.session(session)?.last_contact = leader.env.clock.now();
     Ok(())
 }
 
@@ -226,7 +226,7 @@ async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) ->
     loop {
         let (looked, bell) = {
             let mut state = leader.lock();
-            heard(&leader, &mut state, r.session)?;
+            note_contact(&leader, &mut state, r.session)?;
             let away = leader.away(r.ino, r.from, r.to)?;
             if away.parts.is_empty() {
                 (Err(state.newest), None)
@@ -265,13 +265,13 @@ async fn take_recalls(leader: Arc<Leader>, r: TakeRecalls, deadline: Instant) ->
     let until = until(&leader, deadline, r.wait_ms);
     {
         let mut state = leader.lock();
-        heard(&leader, &mut state, r.session)?;
-        state.recalls.heard_of(r.session, &r.busy, leader.env.clock.now());
+        note_contact(&leader, &mut state, r.session)?;
+        state.recalls.note_busy(r.session, &r.busy, leader.env.clock.now());
     }
     loop {
         let (recalls, newest, news, again_at) = {
             let mut state = leader.lock();
-            heard(&leader, &mut state, r.session)?;
+            note_contact(&leader, &mut state, r.session)?;
             let news = state.recalls.news.clone().notified_owned();
             let recalls = leader.give_out(&mut state, r.session, r.max)?;
             (recalls, state.newest, news, state.recalls.next_due(leader.env.clock.now()))

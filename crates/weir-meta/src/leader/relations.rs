@@ -82,7 +82,7 @@ impl Leader {
         let backlog = self.backlog(id, &record)?;
         let conflicts = self.show_conflicts(id, backlog.conflicts)?;
         let mut queues = self.relations.lock();
-        let movers = queues.heard_movers(now);
+        let movers = queues.live_movers(now);
         let mut limited_by = queues.limited_by(id, now);
         let home_failure = queues.home_failure(id, now);
         let rate = queues.meters.entry(id).or_default().rate(now);

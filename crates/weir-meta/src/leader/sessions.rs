@@ -88,12 +88,12 @@ impl Leader {
         let lease_ms = leader.config.lease_ms;
         let session = state.session(r.session)?;
         let Some(held) = name_held(session, r, connection.id())? else {
-            session.heard = leader.env.clock.now();
+            session.last_contact = leader.env.clock.now();
             return Ok((SessionResumed { lost: Vec::new(), lease_ms }, CommitSeq(0)));
         };
         let known = session.resumed;
         session.connection = Some(connection.clone());
-        session.heard = leader.env.clock.now();
+        session.last_contact = leader.env.clock.now();
         session.applied = [0; SLOTS as usize];
         session.moved.notify_waiters();
         for ino in state.leases.inodes_of(r.session) {
@@ -135,9 +135,9 @@ impl Leader {
     pub fn keep_alive(&self, r: &KeepAlive, connection: &Connection) -> Result<()> {
         let mut state = self.lock();
         let session = state.session(r.session)?;
-        session.heard = self.env.clock.now();
+        session.last_contact = self.env.clock.now();
         if session.saved != r.saved {
-            (session.saved, session.progress) = (r.saved, session.heard);
+            (session.saved, session.progress) = (r.saved, session.last_contact);
         }
         if session.connection.as_ref().is_none_or(|c| c.id() != connection.id()) {
             session.connection = Some(connection.clone());
@@ -181,7 +181,7 @@ impl Leader {
 
     pub fn release(&self, r: &ReleaseLease) -> Result<()> {
         let mut state = self.lock();
-        state.session(r.session)?.heard = self.env.clock.now();
+        state.session(r.session)?.last_contact = self.env.clock.now();
         if state.leases.lower(r.session, r.ino, r.keep) {
             state.wake(r.ino);
         }
@@ -190,21 +190,21 @@ impl Leader {
 
     pub fn reclaim_reservations(&self, r: &ReclaimReservations) -> Result<()> {
         let mut state = self.lock();
-        state.session(r.session)?.heard = self.env.clock.now();
+        state.session(r.session)?.last_contact = self.env.clock.now();
         let account = |held: &HeldReservation| Quotas::account_of_volume(held.volume);
         r.held.iter().for_each(|held| state.quotas.set(account(held), r.session, held.bytes));
         self.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.volume))
     }
     pub fn reclaim_space(&self, r: &ReclaimSpace) -> Result<()> {
         let mut state = self.lock();
-        state.session(r.session)?.heard = self.env.clock.now();
+        state.session(r.session)?.last_contact = self.env.clock.now();
         r.held.iter().for_each(|held| state.quotas.set(held.account, r.session, held.bytes));
         self.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.account.volume))
     }
 
     pub fn release_append_token(&self, r: &ReleaseAppendToken) -> Result<()> {
         let mut state = self.lock();
-        state.session(r.session)?.heard = self.env.clock.now();
+        state.session(r.session)?.last_contact = self.env.clock.now();
         if state.leases.release_append_token(r.session, r.ino) {
             state.wake(r.ino);
         }

@@ -1,7 +1,7 @@
 //! The leader's state in memory, under one lock: leases, locks, sessions, quotas, and waiting operations.
 use super::config::MetaConfig;
 use super::grace::AbsentHoldings;
-use crate::access::{Mounts, Told};
+use crate::access::{Mounts, Refusals};
 use crate::lease::{ByInode, LeaseTable, Raised};
 use crate::lock::LockTable;
 use crate::namespace::{Snapshots, snapshot, volume};
@@ -68,7 +68,7 @@ pub struct State {
     /// Directories that clients change by turns, with the time until which no client gets a lease on them.
     pub(super) contended: ByInode<Instant>,
     /// Files whose writer was revoked by a getattr or lookup, with the last time of that.
-    looked_at: ByInode<Instant>,
+    polled: ByInode<Instant>,
     pub(super) obstacles: Obstacles,
 }
 
@@ -119,7 +119,7 @@ impl State {
             locks: LockTable::default(),
             quotas,
             recalls: Recalls::default(),
-            mounts: Mounts::new(Told::new(config.refused.clone())),
+            mounts: Mounts::new(Refusals::new(config.refused.clone())),
             grace: Grace {
                 until: (!sessions.is_empty()).then(|| {
                     end_of_grace(config.led_until, now, Duration::from_millis(config.lease_ms.into()))
@@ -140,7 +140,7 @@ impl State {
             snapshotting: None,
             waiters: ByInode::default(),
             contended: ByInode::default(),
-            looked_at: ByInode::default(),
+            polled: ByInode::default(),
             obstacles: Obstacles::default(),
         })
     }
@@ -181,11 +181,11 @@ impl State {
 
     /// The delay of a revoke for a getattr or lookup. It counts as made then.
     pub fn pause_before_poll(&mut self, ino: InodeId, now: Instant) -> Duration {
-        if self.looked_at.len() >= CONTENDED_MAX {
-            self.looked_at.clear();
+        if self.polled.len() >= CONTENDED_MAX {
+            self.polled.clear();
         }
-        let at = self.looked_at.get(&ino).map_or(now, |last| now.max(*last + POLLS_APART));
-        self.looked_at.insert(ino, at);
+        let at = self.polled.get(&ino).map_or(now, |last| now.max(*last + POLLS_APART));
+        self.polled.insert(ino, at);
         at.since(now)
     }
 
@@ -236,7 +236,7 @@ impl State {
     /// This node stalled until now: silence was not the clients' fault.
     pub fn stood_still(&mut self, now: Instant, term: Duration) {
         self.stalls.until = now;
-        self.sessions.values_mut().for_each(|s| s.heard = now);
+        self.sessions.values_mut().for_each(|s| s.last_contact = now);
         if let Some(until) = &mut self.grace.until {
             *until = now + term;
         }
@@ -245,7 +245,7 @@ impl State {
     /// Whether a session was silent for a lease term, for another reason than a stall of this node.
     pub fn is_silent(&self, id: SessionId, now: Instant, term: Duration) -> bool {
         let awake = now.since(self.stalls.checked) <= term / 2;
-        awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.heard) > term)
+        awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.last_contact) > term)
     }
 
     /// A session has returned, or has ended: operations wait for the others only.

@@ -110,7 +110,7 @@ impl Gate<'_> {
             _ => (weir_proto::ErrorKind::Name(NameRule::ReadOnly), "read only"),
         };
         let why = format!("volume {name:?} is {how} for node {:?}: {}", self.mount.origin.name, decision.why);
-        self.mount.tell(self.rules.session, id, (&name, &why), self.what, self.uid);
+        self.mount.report(self.rules.session, id, (&name, &why), self.what, self.uid);
         Error { kind, context: format!("{why}; hint: `weir access list` shows the rules") }
     }
 }

@@ -1,5 +1,6 @@
 //! Attributes: what `stat` shows, and setattr with truncation.
 use super::charge::Charge;
+use super::gate::{ChangeableInode, Changed};
 use super::*;
 use bytes::Bytes;
 use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, LookedUp, SetAttr};
@@ -38,23 +39,20 @@ pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
 }
 
 pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
-    cx.require_own_inode(r.ino)?;
+    let changeable = cx.inode_to_change(r.ino)?;
     match find_inode(cx.read(), r.ino)? {
-        Some(inode) => set_file(cx, r, inode),
-        None => set_directory(cx, r),
+        Some(inode) => set_file(cx, r, changeable, inode),
+        None => set_directory(cx, r, changeable),
     }
 }
 
-fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
+fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode: Inode) -> Result<Entry> {
     let owner = check_set(cx, r, inode.uid, inode.gid, inode.mode)?;
     if let Some(size) = r.size {
         check_size(r.ino, &inode, size)?;
     }
-    cx.need(r.ino, Need::Change);
-    if r.size.is_some() {
-        cx.need(r.ino, Need::AppendToken);
-    }
-    cx.clear()?;
+    let needs = [Need::Change, Need::AppendToken];
+    let own = changeable.revoke(cx, if r.size.is_some() { &needs } else { &needs[..1] })?;
     let before = inode.clone();
     (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), false);
     cx.require_owner(&r.cred, r.ino, &before, &inode)?;
@@ -67,14 +65,11 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, mut inode: Inode) -> Result<Entry> {
     inode.atime = r.atime.unwrap_or(inode.atime);
     inode.mtime = r.mtime.unwrap_or(inode.mtime);
     inode.ctime = cx.rules.after(inode.ctime);
-    cx.put_inode(r.ino, &inode);
-    if r.mode.or(r.uid).or(r.gid).is_some() || r.atime.or(r.mtime).is_some() {
-        cx.log_of(r.ino, || What::Attributes { ino: r.ino })?;
-    }
-    Ok(cx.rules.entry(r.ino, &inode))
+    let has_attributes = r.mode.or(r.uid).or(r.gid).is_some() || r.atime.or(r.mtime).is_some();
+    own.put_file(cx, &inode, if has_attributes { Changed::Attributes } else { Changed::Nothing })
 }
 
-fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
+fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> Result<Entry> {
     let mut access = load_access(cx.read(), r.ino)?;
     let mut tally = load_tally(cx.read(), r.ino)?;
     if r.size.is_some() {
@@ -84,8 +79,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
         ));
     }
     let owner = check_set(cx, r, access.uid, access.gid, access.mode)?;
-    cx.need(r.ino, Need::Change);
-    cx.clear()?;
+    let own = changeable.revoke(cx, &[Need::Change])?;
     let before = access;
     (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), true);
     cx.require_directory_owner(&r.cred, &before, &access)?;
@@ -95,10 +89,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     access.atime = r.atime.unwrap_or(access.atime);
     tally.mtime = r.mtime.unwrap_or(tally.mtime);
     tally.ctime = cx.rules.after(tally.ctime);
-    cx.put_access(r.ino, &access);
-    cx.put_tally(r.ino, &tally);
-    cx.log_of(r.ino, || What::Attributes { ino: r.ino })?;
-    Ok(unleased(directory_attr(r.ino, &access, &tally)))
+    own.put_directory(cx, &access, &tally)
 }
 
 /// Sets access times after reads. Nothing else changes, so no lease conflicts: a client that caches

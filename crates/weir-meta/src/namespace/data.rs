@@ -1,14 +1,13 @@
 //! The size commit: bytes that a writer made durable on targets become part of the file.
+use super::gate::Changed;
 use super::*;
 use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, truncations};
-use weir_proto::relation::What;
 
 pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
     check(cx.rules, r, &inode)?;
     // A session that got Read before the append token was granted would keep showing the smaller size.
-    cx.need(r.ino, if r.size > inode.size { Need::Change } else { Need::GetAttr });
-    cx.clear()?;
+    let own = cx.own_inode(r.ino, &[if r.size > inode.size { Need::Change } else { Need::GetAttr }])?;
     let has_inline = store_inline(cx, r, &inode)?;
     if has_inline && r.inline.is_none() && r.size > inode.size {
         // Its growth is on targets, and would be hidden by the inline bytes.
@@ -20,7 +19,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
     let allocated = allocated_after(r, &inode, alone);
     let evicted = inode.evicted;
-    cx.set_space(&mut inode, allocated, evicted)?;
+    own.set_space(cx, &mut inode, allocated, evicted)?;
     inode.size = inode.size.max(r.size);
     inode.mtime = r.mtime;
     inode.ctime = cx.rules.after(inode.ctime);
@@ -36,14 +35,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
         inode.writing.dirty = false;
         inode.writing.shared_at = None;
     }
-    cx.put_inode(r.ino, &inode);
-    for range in &r.changed {
-        let (ino, offset, end) =
-            (r.ino, range.offset, range.offset.saturating_add(range.len).min(inode.size));
-        if offset < end {
-            cx.log_of(ino, || What::Data { ino, offset, len: end - offset })?;
-        }
-    }
+    own.put_file(cx, &inode, Changed::Data(&r.changed))?;
     if r.close_writes > 0 {
         cx.close_opens(r.ino, 0, r.close_writes, false)?;
     }

@@ -16,6 +16,7 @@
 //!
 //! Knows nothing of which client asks for which range when: `recalls` does.
 use super::evicted::{Found, evictable, layout_to_fill, parse, ranges};
+use super::gate::{Changed, OwnInode};
 use super::keeper::is_held;
 use super::open::next_truncation;
 use super::*;
@@ -114,12 +115,16 @@ impl Cx<'_> {
         }
         let Some((first, last)) = gaps.first().zip(gaps.last()) else { return Ok((inode, gaps)) };
         (self.rules.at_home)(self.read(), ino, &inode, first.from, last.to)?;
+        let own = match how {
+            // Its only writer keeps its lease.
+            How::Own { .. } => self.own_inode(ino, &[])?,
+            _ => self.take_from_all(ino)?,
+        };
         if matches!(how, How::Own { .. }) {
             if is_held(self.read(), self.rules.snapshots, ino, &inode)? {
                 return Err(busy(ino, "a snapshot holds what is being written"));
             }
         } else {
-            self.take_from_all(ino)?;
             let data_version = inode.data_version;
             if self.leave_snapshots(ino, &mut inode)? {
                 inode.data_version = data_version; // no byte changes: a backup finds the file unchanged
@@ -141,21 +146,19 @@ impl Cx<'_> {
         let evicted = gaps.iter().fold(inode.evicted, |sum, gap| sum + (gap.to - gap.from));
         self.put_evicted(ino, &known, &gaps);
         let allocated = inode.allocated;
-        self.set_space(&mut inode, allocated, evicted)?;
-        self.put_inode(ino, &inode);
+        own.set_space(self, &mut inode, allocated, evicted)?;
+        own.put_file(self, &inode, Changed::Nothing)?;
         Ok((inode, gaps))
     }
 
     /// Revokes all leases; the file must not be open for writing.
-    fn take_from_all(&mut self, ino: InodeId) -> Result<()> {
+    fn take_from_all(&mut self, ino: InodeId) -> Result<OwnInode> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_open_for_writing(ino) {
             return Err(busy(ino, "it is open for writing"));
         }
-        self.need(ino, Need::Change);
-        self.need(ino, Need::AppendToken);
         leases.own_conflict(session, ino, self.obstacles);
-        self.clear()
+        self.own_inode(ino, &[Need::Change, Need::AppendToken])
     }
 
     /// The caller has the Write lease, and has had it since it looked.

@@ -3,14 +3,19 @@
 //!
 //! A directory: [`SearchableDir`] may be searched by the user; [`ChangeableDir`] may be changed, is in a
 //! volume that does not mirror a home, and all its names are known; [`OwnDir`] has no other session's lease.
-//! A file: [`WritableFile`] belongs to no snapshot, and its writer is recorded. The fields are private, so an
-//! operation cannot make one by itself.
+//! A file: [`WritableFile`] belongs to no snapshot, and its writer is recorded. An inode of any kind:
+//! [`ChangeableInode`] is in a volume that does not mirror a home; [`OwnInode`] has no other session's
+//! conflicting lease, and its record is written together with the entries of the changelog. The fields are
+//! private, so an operation cannot make one by itself.
+use super::cx::unleased;
 use super::cx::{Cx, require_listed};
 use super::permission::{SEARCH, WRITE, require};
 use super::records::{find_link, load_access, load_link};
+use crate::keys;
 use crate::lease::Need;
-use crate::record::{Access, Inode, Link};
-use weir_proto::meta::Cred;
+use crate::record::{Access, Inode, Link, Tally, directory_attr};
+use weir_proto::meta::{Cred, Entry, Range};
+use weir_proto::relation::What;
 use weir_proto::{InodeId, Result};
 
 /// A directory in which a user may search.
@@ -44,7 +49,33 @@ pub(super) struct WritableFile {
     changed: bool,
 }
 
+/// An inode that a client may change.
+pub(super) struct ChangeableInode(InodeId);
+
+/// An inode that this operation changes.
+pub(super) struct OwnInode(InodeId);
+
+/// A change of a file that its relation needs to know. A change of its size is logged where it is set.
+pub(super) enum Changed<'a> {
+    Nothing,
+    Attributes,
+    Data(&'a [Range]),
+}
+
 impl Cx<'_> {
+    pub(super) fn inode_to_change(&self, ino: InodeId) -> Result<ChangeableInode> {
+        self.require_own_inode(ino)?;
+        Ok(ChangeableInode(ino))
+    }
+
+    /// Revokes the leases that conflict with these needs. For changes that any volume takes: bytes that are
+    /// durable on targets, or at home.
+    pub(super) fn own_inode(&mut self, ino: InodeId, needs: &[Need]) -> Result<OwnInode> {
+        needs.iter().for_each(|need| self.need(ino, *need));
+        self.clear()?;
+        Ok(OwnInode(ino))
+    }
+
     pub(super) fn dir_to_search<'a>(&self, cred: &'a Cred, dir: InodeId) -> Result<SearchableDir<'a>> {
         let access = load_access(self.read(), dir)?;
         require(self.read(), cred, &access, dir, SEARCH)?;
@@ -134,6 +165,58 @@ impl OwnDir {
     }
     pub fn into_access(self) -> Access {
         self.access
+    }
+}
+
+impl ChangeableInode {
+    /// Revokes the leases that conflict with these needs.
+    pub fn revoke(self, cx: &mut Cx<'_>, needs: &[Need]) -> Result<OwnInode> {
+        cx.own_inode(self.0, needs)
+    }
+}
+
+impl OwnInode {
+    pub fn ino(&self) -> InodeId {
+        self.0
+    }
+    /// Sets an extended attribute; `None`: removes it.
+    pub fn put_xattr(&self, cx: &mut Cx<'_>, name: &[u8], value: Option<&[u8]>) {
+        let key = keys::xattr(self.0, name);
+        match value {
+            Some(value) => cx.txn.put(&key, value),
+            None => cx.txn.delete(&key),
+        }
+    }
+    /// Charges the file's space to its volume, its owner and the directories above.
+    pub fn set_space(&self, cx: &mut Cx<'_>, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
+        cx.set_space(inode, allocated, evicted)
+    }
+    /// Writes the record of a file, and logs the change.
+    pub fn put_file(self, cx: &mut Cx<'_>, inode: &Inode, changed: Changed<'_>) -> Result<Entry> {
+        let ino = self.0;
+        cx.put_inode(ino, inode);
+        match changed {
+            Changed::Nothing => {}
+            Changed::Attributes => cx.log_of(ino, || What::Attributes { ino })?,
+            Changed::Data(ranges) => {
+                for range in ranges {
+                    let (offset, end) =
+                        (range.offset, range.offset.saturating_add(range.len).min(inode.size));
+                    if offset < end {
+                        cx.log_of(ino, || What::Data { ino, offset, len: end - offset })?;
+                    }
+                }
+            }
+        }
+        Ok(cx.rules.entry(ino, inode))
+    }
+    /// Writes the records of a directory with other attributes, and logs the change.
+    pub fn put_directory(self, cx: &mut Cx<'_>, access: &Access, tally: &Tally) -> Result<Entry> {
+        let ino = self.0;
+        cx.put_access(ino, access);
+        cx.put_tally(ino, tally);
+        cx.log_of(ino, || What::Attributes { ino })?;
+        Ok(unleased(directory_attr(ino, access, tally)))
     }
 }
 

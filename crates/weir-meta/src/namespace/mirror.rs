@@ -209,7 +209,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Ste
     let mtime = load_tally(cx.read(), r.dir)?.mtime;
     for step in steps {
         match step {
-            Step::Gone(name, link) if link.kind == FileKind::Directory => put_aside(cx, r, name, link)?,
+            Step::Gone(name, link) if link.kind == FileKind::Directory => detach(cx, r, name, link)?,
             Step::Gone(name, link) => {
                 cx.remove_file(r.dir, name, link)?;
                 forget_name(cx, r.relation, r.dir, name, link.ino)?;
@@ -284,7 +284,7 @@ fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8],
 
 /// A directory loses its name; its content is removed afterwards. Until then it is charged to the topmost
 /// one: its parent may be removed first.
-fn put_aside(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Result<()> {
+fn detach(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Result<()> {
     let mut tally = load_tally(cx.read(), r.dir)?;
     cx.remove_name(r.dir, &mut tally, name, link);
     cx.put_tally(r.dir, &tally);

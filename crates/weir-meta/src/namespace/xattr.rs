@@ -1,9 +1,9 @@
 //! Extended attributes: `user.`, `trusted.` and `security.`, and the access control lists of `system.`.
+use super::gate::{ChangeableInode, Changed, OwnInode};
 use super::*;
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::{NAME_MAX, RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
-use weir_proto::relation::What;
 
 /// Only the superuser sees these.
 const TRUSTED: &[u8] = b"trusted.";
@@ -38,9 +38,9 @@ pub fn listxattr(view: &View<'_>, cred: &Cred, ino: InodeId) -> Result<XattrName
 
 pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
     check_xattr_name(&r.name)?;
-    cx.require_own_inode(r.ino)?;
+    let changeable = cx.inode_to_change(r.ino)?;
     if is_acl(&r.name) {
-        return set_acl(cx, r);
+        return set_acl(cx, r, changeable);
     }
     if r.value.len() > XATTR_VALUE_MAX {
         return Err(Error::name(
@@ -49,8 +49,7 @@ pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
         ));
     }
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let key = keys::xattr(r.ino, &r.name);
-    let there = cx.txn.get(&key)?.is_some();
+    let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
     if there && r.create {
         return Err(Error::exists(format!("inode {} has attribute {:?} already", r.ino, show(&r.name))));
     }
@@ -63,31 +62,28 @@ pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
             return Err(Error::no_space(format!("inode {} has too many attributes", r.ino)));
         }
     }
-    cx.need(r.ino, Need::Change);
-    cx.clear()?;
-    cx.txn.put(&key, &r.value);
-    touch(cx, r.ino)
+    let own = changeable.revoke(cx, &[Need::Change])?;
+    own.put_xattr(cx, &r.name, Some(&r.value));
+    touch(cx, own)
 }
 
 pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Result<Entry> {
     check_xattr_name(&r.name)?;
-    cx.require_own_inode(r.ino)?;
+    let changeable = cx.inode_to_change(r.ino)?;
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let key = keys::xattr(r.ino, &r.name);
-    let there = cx.txn.get(&key)?.is_some();
+    let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
     if !there && is_acl(&r.name) {
         return entry(cx.read(), cx.rules, r.ino); // as Linux does: there is none now
     }
     if !there {
         return Err(absent(r.ino, &r.name));
     }
-    cx.need(r.ino, Need::Change);
-    cx.clear()?;
-    cx.txn.delete(&key);
+    let own = changeable.revoke(cx, &[Need::Change])?;
+    own.put_xattr(cx, &r.name, None);
     if is_acl(&r.name) {
-        return note_acl(cx, r.ino, None);
+        return note_acl(cx, own, None);
     }
-    touch(cx, r.ino)
+    touch(cx, own)
 }
 
 fn is_acl(name: &[u8]) -> bool {
@@ -95,7 +91,7 @@ fn is_acl(name: &[u8]) -> bool {
 }
 
 /// Sets a list; one that is equivalent to a mode becomes the mode.
-fn set_acl(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
+fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Result<Entry> {
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let (_, gid, mode) = exists(cx.read(), r.ino)?;
     let is_directory = find_access(cx.read(), r.ino)?.is_some();
@@ -103,23 +99,19 @@ fn set_acl(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
     if r.name == acl::DEFAULT && !is_directory {
         return Err(Error::denied(format!("inode {} is not a directory: it has no default list", r.ino)));
     }
-    cx.need(r.ino, Need::Change);
-    cx.clear()?;
-    let key = keys::xattr(r.ino, &r.name);
+    let own = changeable.revoke(cx, &[Need::Change])?;
     let sets_mode = r.name == acl::ACCESS;
-    match &list {
-        Some(list) if !sets_mode || !list.is_mode() => cx.txn.put(&key, &list.to_value()),
-        _ => cx.txn.delete(&key),
-    }
+    let kept = list.as_ref().filter(|list| !sets_mode || !list.is_mode()).map(Acl::to_value);
+    own.put_xattr(cx, &r.name, kept.as_deref());
     let member = r.cred.uid == 0 || r.cred.is_member(gid);
-    let kept = mode & MODE_BITS & !0o777 & if member { !0 } else { !SET_GID };
-    let new_mode = list.filter(|_| sets_mode).map(|list| kept | list.mode());
-    note_acl(cx, r.ino, new_mode)
+    let other_bits = mode & MODE_BITS & !0o777 & if member { !0 } else { !SET_GID };
+    let new_mode = list.filter(|_| sets_mode).map(|list| other_bits | list.mode());
+    note_acl(cx, own, new_mode)
 }
 
 /// After a list was set or removed: the record shows whether there is one.
-fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
-    let mut flag = 0;
+fn note_acl(cx: &mut Cx<'_>, own: OwnInode, mode: Option<u32>) -> Result<Entry> {
+    let (ino, mut flag) = (own.ino(), 0);
     for kind in [acl::ACCESS, acl::DEFAULT] {
         if cx.txn.get(&keys::xattr(ino, kind))?.is_some() {
             flag = HAS_ACL;
@@ -134,21 +126,19 @@ fn note_acl(cx: &mut Cx<'_>, ino: InodeId, mode: Option<u32>) -> Result<Entry> {
         access.mode = new(access.mode);
         cx.put_access(ino, &access);
     }
-    touch(cx, ino)
+    touch(cx, own)
 }
 
 /// A change of attributes changes the ctime.
-fn touch(cx: &mut Cx<'_>, ino: InodeId) -> Result<Entry> {
-    cx.log_of(ino, || What::Attributes { ino })?;
-    if let Some(mut inode) = find_inode(cx.read(), ino)? {
+fn touch(cx: &mut Cx<'_>, own: OwnInode) -> Result<Entry> {
+    if let Some(mut inode) = find_inode(cx.read(), own.ino())? {
         inode.ctime = cx.rules.after(inode.ctime);
-        cx.put_inode(ino, &inode);
-        return Ok(cx.rules.entry(ino, &inode));
+        return own.put_file(cx, &inode, Changed::Attributes);
     }
-    let mut tally = load_tally(cx.read(), ino)?;
+    let access = load_access(cx.read(), own.ino())?;
+    let mut tally = load_tally(cx.read(), own.ino())?;
     tally.ctime = cx.rules.after(tally.ctime);
-    cx.put_tally(ino, &tally);
-    Ok(unleased(directory(cx.read(), ino)?))
+    own.put_directory(cx, &access, &tally)
 }
 
 fn names(read: &dyn Read, ino: InodeId) -> Result<Vec<Bytes>> {

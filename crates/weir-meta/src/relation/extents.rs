@@ -35,7 +35,7 @@ impl ShipQueue {
     /// Ranges of touched files, and of those ahead of the sweep.
     fn ready_files(&mut self, request: &WorkRequest<'_>, batch: &mut Batch, left: &mut u64) -> Result<()> {
         for ino in self.files.ready.take_soon() {
-            if is_full(request, batch, *left) || !self.look_at(request, batch, ino, left)? {
+            if is_full(request, batch, *left) || !self.collect_file(request, batch, ino, left)? {
                 self.files.ready.put_back(ino);
             }
         }
@@ -50,14 +50,14 @@ impl ShipQueue {
                 return Ok(());
             }
             scans -= 1;
-            let settled = self.look_at(request, batch, ino, left)?;
-            self.files.ready.looked_at(ino, settled);
+            let settled = self.collect_file(request, batch, ino, left)?;
+            self.files.ready.note_collected(ino, settled);
         }
         self.sweep(request, batch, &mut scans, left)
     }
 
     /// Assigns the work on a file that may go now; returns whether there is no more until it is touched.
-    fn look_at(
+    fn collect_file(
         &mut self,
         request: &WorkRequest<'_>,
         batch: &mut Batch,
@@ -92,7 +92,7 @@ impl ShipQueue {
             })?;
             match found {
                 Some(ino) => {
-                    let settled = self.look_at(request, batch, ino, left)?;
+                    let settled = self.collect_file(request, batch, ino, left)?;
                     self.files.ready.swept(ino, settled);
                 }
                 None => self.files.ready.sweep_ended(),

@@ -120,7 +120,7 @@ impl ShipQueues {
         let movers: BTreeSet<SessionId> = others.chain([mover]).collect();
         (bytes_per_s / movers.len() as u64).max(1)
     }
-    pub fn heard_movers(&mut self, now: Instant) -> u32 {
+    pub fn live_movers(&mut self, now: Instant) -> u32 {
         self.movers.retain(|_, (at, _)| now.since(*at) <= MOVER_SILENT);
         self.movers.len() as u32
     }

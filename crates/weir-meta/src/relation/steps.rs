@@ -265,9 +265,9 @@ impl<'a> Tree<'a> {
             return Ok(None);
         }
         if self.remote(place.dir)?.is_none() && present(self.read, ino)?.is_some() {
-            return self.make_aside(place.dir);
+            return self.make_displaced(place.dir);
         }
-        match self.place_aside(ino, &remote)? {
+        match self.displaced_place(ino, &remote)? {
             Some(aside) if is_directory => return self.move_directory(ino, &remote, aside, place),
             Some(aside) => return self.move_to(ino, &remote, aside, place),
             None if is_directory => return Ok(None),
@@ -310,7 +310,7 @@ impl<'a> Tree<'a> {
         self.move_to(ino, remote, place, to)
     }
     /// The temporary place of a file.
-    fn place_aside(&self, ino: InodeId, remote: &RemoteEntry) -> Result<Option<RemotePlace>> {
+    fn displaced_place(&self, ino: InodeId, remote: &RemoteEntry) -> Result<Option<RemotePlace>> {
         for place in remote.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
             if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {
                 return Ok(Some(place.clone()));

@@ -196,7 +196,7 @@ impl Test {
                 Start::Fetch => return self.fetch(&leader, epoch, to).await,
                 Start::After(seq) => {
                     let cut = follower.epochs().last() > seq;
-                    follower.cut_back(epoch, seq).await.expect("cut back");
+                    follower.truncate_to(epoch, seq).await.expect("truncate");
                     self.nodes[usize::from(to)].compared = epoch;
                     if cut {
                         self.met("cuts");
@@ -208,7 +208,7 @@ impl Test {
         let Some(entries) = self.records(from, &leader, after) else {
             return self.fetch(&leader, epoch, to).await;
         };
-        follower.tell_durable(epoch, leader.durable()).expect("it follows");
+        follower.note_durable(epoch, leader.durable()).expect("it follows");
         if follower.apply(epoch, &entries).is_err() {
             self.met("full"); // too much that not all copies have
         }
@@ -280,7 +280,7 @@ impl Test {
         }
         drop(lead);
         if self.below(2) == 0 {
-            self.hear_caught_up();
+            self.note_caught_up();
         }
     }
 
@@ -304,11 +304,11 @@ impl Test {
                     drop(self.group.lead(id));
                 }
             }
-            _ => self.hear_caught_up(),
+            _ => self.note_caught_up(),
         }
     }
 
-    fn hear_caught_up(&mut self) {
+    fn note_caught_up(&mut self) {
         for (epoch, id) in std::mem::take(&mut self.said) {
             if self.group.caught_up(id, epoch) == Ok(true) {
                 self.met("caught up");

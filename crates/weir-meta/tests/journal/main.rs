@@ -84,8 +84,8 @@ fn r2_to_forget_the_epoch_in_a_crash_loses_records() {
 }
 
 #[test]
-fn r2_not_to_cut_back_leaves_copies_different() {
-    fails(&at_once(2, 2, 5, 0), Shortcut::NoCutBack);
+fn r2_not_to_truncate_leaves_copies_different() {
+    fails(&at_once(2, 2, 5, 0), Shortcut::NoTruncation);
 }
 
 #[test]

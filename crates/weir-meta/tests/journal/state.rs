@@ -39,8 +39,8 @@ impl Node {
         self.writes.push(write);
     }
 
-    pub fn cut_back(&mut self, to: u64) {
-        self.epochs.cut_back(CommitSeq(to));
+    pub fn truncate_to(&mut self, to: u64) {
+        self.epochs.truncate_to(CommitSeq(to));
         self.writes.truncate(to as usize);
         self.synced = self.synced.min(to);
     }

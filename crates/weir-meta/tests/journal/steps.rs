@@ -34,7 +34,7 @@ pub enum Shortcut {
     /// R2: a member that restarts does not know which epoch it knew.
     ForgetEpoch,
     /// R2: a new leader's records are put behind what the member has.
-    NoCutBack,
+    NoTruncation,
     /// R3: a member that returns is current at once.
     ReturnAsCurrent,
     /// R4: a leader that restarted goes on under its epoch.
@@ -76,7 +76,7 @@ pub enum Step {
         to: u8,
     },
     /// The leader hears that a member knows no newer epoch.
-    Heard {
+    Answered {
         from: u8,
         to: u8,
     },
@@ -137,7 +137,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
             all.extend([Step::Write { at }, Step::Acknowledge { at }]);
             for to in lead.others() {
                 all.extend([Step::Compare { from: at, to }, Step::Take { from: at, to }]);
-                all.extend([Step::Kept { from: to, to: at }, Step::Heard { from: to, to: at }]);
+                all.extend([Step::Kept { from: to, to: at }, Step::Answered { from: to, to: at }]);
                 all.extend([Step::RightEnds { from: to, to: at }, Step::SayCaughtUp { at, of: to }]);
             }
         }
@@ -167,8 +167,8 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::Take { from, to } => take_record(rules, &mut state, from, to),
         Step::Sync { at } => sync(&mut state, at),
         Step::Kept { from, to } => kept(rules, &mut state, from, to),
-        Step::Heard { from, to } => heard(rules, &mut state, from, to),
-        Step::RightEnds { from, to } => state.node_mut(to).lead.as_mut().map(|lead| lead.unheard(from)),
+        Step::Answered { from, to } => note_answer(rules, &mut state, from, to),
+        Step::RightEnds { from, to } => state.node_mut(to).lead.as_mut().map(|lead| lead.forget_answer(from)),
         Step::PromiseEnds { at } => promise_ends(&mut state, at),
         Step::Acknowledge { at } => acknowledge(rules, &mut state, at),
         Step::SayCaughtUp { at, of } => say_caught_up(rules, &mut state, at, of),
@@ -231,14 +231,14 @@ fn compare(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()> {
     node.compared = epoch;
     let mut broken = None;
     match decide::start(&node.epochs, &leader.epochs, CommitSeq(node.durable)) {
-        Ok(Start::After(_)) if rules.is(Shortcut::NoCutBack) => {}
+        Ok(Start::After(_)) if rules.is(Shortcut::NoTruncation) => {}
         Ok(Start::After(seq)) => {
             let cut = &node.writes[seq.0 as usize..];
             broken = cut
                 .iter()
                 .any(|w| acknowledged.contains(w) && leader.holds(&[*w].into()))
                 .then_some("a record is cut that the leader holds");
-            node.cut_back(seq.0);
+            node.truncate_to(seq.0);
         }
         Ok(Start::Fetch) => broken = Some("nothing was given up, and the whole state is to be fetched"),
         Err(_) => broken = Some("a record is to be cut that is folded"),
@@ -296,7 +296,7 @@ fn kept(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()> {
     answers.then(|| lead.kept(from, epoch, CommitSeq(synced)).expect("it is the leader's own epoch"))
 }
 
-fn heard(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()> {
+fn note_answer(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()> {
     let epoch = state.node(to).lead.as_ref()?.epoch();
     if rules.is(Shortcut::AcceptOlder) || state.node(from).known != epoch {
         return None;
@@ -305,7 +305,7 @@ fn heard(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()> {
         return None; // nobody waits for its word
     }
     state.node_mut(from).promise.give(NOW);
-    state.node_mut(to).lead.as_mut()?.heard(from, epoch, NOW).ok()
+    state.node_mut(to).lead.as_mut()?.note_answer(from, epoch, NOW).ok()
 }
 
 /// Not before the right that it gave.
@@ -356,7 +356,7 @@ fn say_caught_up(rules: &Rules, state: &mut State, at: u8, of: u8) -> Option<()>
     }
     let said = early.say_caught_up(of, last);
     if rules.is(Shortcut::RightOfCurrentOnly) && said {
-        early.heard(of, newest, NOW).ok()?;
+        early.note_answer(of, newest, NOW).ok()?;
     }
     *lead = early;
     said.then(|| {
@@ -381,7 +381,7 @@ fn crash(rules: &Rules, state: &mut State, at: u8, loses: bool) -> Option<()> {
     state.crashes += 1;
     let node = state.node_mut(at);
     if loses {
-        node.cut_back(node.synced);
+        node.truncate_to(node.synced);
     } else if node.synced == node.last() {
         return None; // the same as to lose nothing
     }

@@ -201,7 +201,7 @@ fn a_read_only_volume_refuses_every_change() {
 }
 
 #[test]
-fn a_refused_volume_is_not_entered_and_that_is_told_once() {
+fn a_refused_volume_is_not_entered_and_that_is_reported_once() {
     simulate(34, async |world| {
         let (_meta, console, mount) = both(&world).await;
         let (p1, p3) = (console.place("p1").await, console.place("p3").await);

@@ -74,7 +74,7 @@ fn a_file_is_complete_also_if_its_close_was_lost() {
                     assert_eq!(work.orphans, [], "nothing of it was lost");
                     finish = work.extents.iter().find_map(|e| e.finish.clone());
                     let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                    tell(&mover, relation, &work.names, wrote).await;
+                    complete(&mover, relation, &work.names, wrote).await;
                 }
             }
             let finish = finish.unwrap();
@@ -103,7 +103,7 @@ fn a_file_sent_in_parts_continues_after_each_report() {
             let mut extents = Vec::new();
             for _ in 0..4 {
                 for work in take(&mover, &mut leader).await {
-                    tell(&mover, relation, &work.names, vec![]).await;
+                    complete(&mover, relation, &work.names, vec![]).await;
                     extents.extend(work.extents);
                 }
             }
@@ -115,7 +115,7 @@ fn a_file_sent_in_parts_continues_after_each_report() {
         grow(2).await;
         user.close(made.attr.ino, true).await.unwrap();
         assert_eq!(given().await, [], "neither more nor the end of it");
-        tell(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
+        complete(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
         let second = given().await;
         assert_eq!((second[0].offset, second[0].len), (piece, piece));
         assert_eq!(second[0].expect.fingerprint, b("s"), "what was told");
@@ -170,7 +170,7 @@ fn what_was_never_written_is_complete_too() {
                         recovered.push(*ino);
                     }
                     let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                    tell(&mover, work.relation, &work.names, wrote).await;
+                    complete(&mover, work.relation, &work.names, wrote).await;
                 }
             }
             assert_eq!(recovered, if is_opened { vec![ino] } else { vec![] });
@@ -199,7 +199,7 @@ fn a_complete_file_is_recovered_if_its_next_writer_dies() {
             for work in take(&mover, &mut leader).await {
                 assert_eq!(work.orphans, []);
                 let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                tell(&mover, relation, &work.names, wrote).await;
+                complete(&mover, relation, &work.names, wrote).await;
             }
         }
         let next = Client::start(&world, "next").await;
@@ -246,7 +246,7 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
                     };
                     extents.push(wrote(e, outcome));
                 }
-                tell(&mover, relation, &work.names, extents).await;
+                complete(&mover, relation, &work.names, extents).await;
             }
         }
         assert_eq!(order, ["range", "end", "range", "end"]);
@@ -291,7 +291,7 @@ fn truncated_bytes_are_not_waited_for_at_the_end() {
                     cut = true;
                 }
                 let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                tell(&mover, relation, &work.names, wrote).await;
+                complete(&mover, relation, &work.names, wrote).await;
             }
             if !closed && info().await.shipped_bytes == 30 {
                 user.close(ino, true).await.unwrap();
@@ -331,11 +331,11 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
                 let rename = Rename { op, cred, parent: ROOT, name, new_parent: ROOT, new_name, mode };
                 user.call(&rename).await.unwrap();
             } else if is_nothing_new && !times.is_empty() {
-                tell(&mover, relation, &std::mem::take(&mut times), vec![]).await;
+                complete(&mover, relation, &std::mem::take(&mut times), vec![]).await;
             }
             renames += others.iter().filter(|n| matches!(n.action, NameAction::Rename { .. })).count();
             assert!(renames == 0 || times.is_empty(), "renamed while its times are being set");
-            tell(&mover, relation, &others, vec![]).await;
+            complete(&mover, relation, &others, vec![]).await;
         }
     });
 }
@@ -366,10 +366,10 @@ fn a_second_name_that_is_found_waits_for_what_is_being_written() {
                 held.extend(work.extents.iter().map(|e| wrote(e, done())));
                 is_linked |= work.names.iter().any(|n| matches!(n.action, NameAction::Link { .. }));
                 assert!(!is_linked || held.is_empty(), "linked while it is being written");
-                tell(&mover, relation, &work.names, vec![]).await;
+                complete(&mover, relation, &work.names, vec![]).await;
             }
             if is_nothing_new && !held.is_empty() {
-                tell(&mover, relation, &[], std::mem::take(&mut held)).await;
+                complete(&mover, relation, &[], std::mem::take(&mut held)).await;
             }
         }
     });
@@ -396,7 +396,7 @@ fn a_file_that_is_written_on_is_not_settled() {
                 let (end, rest) = work.extents.iter().partition::<Vec<_>, _>(|e| e.finish.is_some());
                 ends.extend(end.into_iter().cloned());
                 let rest = rest.into_iter().map(|e| wrote(e, done())).collect();
-                tell(&mover, relation, &work.names, rest).await;
+                complete(&mover, relation, &work.names, rest).await;
             }
         }
         assert!(!settled().await);
@@ -409,15 +409,15 @@ fn a_file_that_is_written_on_is_not_settled() {
                 rest.extend(work.extents);
             }
         }
-        tell(&mover, relation, &[], ends.iter().map(|e| wrote(e, done())).collect()).await;
-        tell(&mover, relation, &[], rest.iter().map(|e| wrote(e, done())).collect()).await;
+        complete(&mover, relation, &[], ends.iter().map(|e| wrote(e, done())).collect()).await;
+        complete(&mover, relation, &[], rest.iter().map(|e| wrote(e, done())).collect()).await;
         assert!(!settled().await);
         user.close(ino, true).await.unwrap();
         while !settled().await {
             assert!(mover.env.clock.now() < deadline);
             for work in take(&mover, &mut leader).await {
                 let all = work.extents.iter().map(|e| wrote(e, done())).collect();
-                tell(&mover, relation, &work.names, all).await;
+                complete(&mover, relation, &work.names, all).await;
             }
         }
     });
@@ -438,7 +438,7 @@ fn growth_behind_evicted_bytes_is_shipped_after_the_recall() {
             let mut extents = Vec::new();
             for _ in 0..4 {
                 for work in take(&mover, &mut leader).await {
-                    tell(
+                    complete(
                         &mover,
                         relation,
                         &work.names,
@@ -492,7 +492,7 @@ fn a_home_with_the_only_bytes_is_not_removed() {
             for _ in 0..6 {
                 for work in take(&mover, &mut leader).await {
                     let wrote = work.extents.iter().map(|e| wrote(e, done())).collect();
-                    tell(&mover, work.relation, &work.names, wrote).await;
+                    complete(&mover, work.relation, &work.names, wrote).await;
                 }
                 if !recalls {
                     continue;
@@ -562,7 +562,7 @@ fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
             for _ in 0..6 {
                 for work in take(&mover, &mut leader).await {
                     let done = work.extents.iter().map(|e| wrote(e, done())).collect();
-                    tell(&mover, work.relation, &work.names, done).await;
+                    complete(&mover, work.relation, &work.names, done).await;
                     if work.relation == first {
                         sent.extend(
                             work.extents.iter().filter(|e| e.finish.is_none()).map(|e| (e.offset, e.len)),
@@ -609,7 +609,7 @@ fn wrote(e: &ExtentWork, outcome: Outcome) -> ExtentDone {
 }
 
 /// Names are done.
-async fn tell(mover: &Client, relation: RelationId, names: &[NameWork], extents: Vec<ExtentDone>) {
+async fn complete(mover: &Client, relation: RelationId, names: &[NameWork], extents: Vec<ExtentDone>) {
     let names: Vec<NameDone> = names.iter().map(|n| NameDone { number: n.number, outcome: done() }).collect();
     if names.is_empty() && extents.is_empty() {
         return;

@@ -804,7 +804,7 @@ fn changes_are_numbered_and_kept_until_every_follower_has_them() {
 
 /// A change tells an inode; whoever follows wants to open a file.
 #[test]
-fn changes_tell_where_the_file_is_now() {
+fn changes_show_where_the_file_is_now() {
     simulate(9, async |world| {
         let _meta = start(&world).await;
         let client = Client::start(&world, "user").await;
@@ -879,7 +879,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         };
         let work = mover.call(&take).await.unwrap().relations.remove(0);
         assert_eq!(work.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
-        let tell = |dir, entries: &[HomeEntry], end| ReportListing {
+        let report = |dir, entries: &[HomeEntry], end| ReportListing {
             op: mover.op(),
             relation,
             dir,
@@ -900,10 +900,10 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
             entry("e", FileKind::Directory, 0, ""),
         ];
         for _ in 0..2 {
-            mover.call(&tell(ROOT, &first, false)).await.unwrap();
+            mover.call(&report(ROOT, &first, false)).await.unwrap();
         }
-        mover.call(&tell(ROOT, &[entry("g", FileKind::Regular, 10, "same")], true)).await.unwrap();
-        mover.call(&tell(ROOT, &[entry("late", FileKind::Regular, 1, "")], true)).await.unwrap();
+        mover.call(&report(ROOT, &[entry("g", FileKind::Regular, 10, "same")], true)).await.unwrap();
+        mover.call(&report(ROOT, &[entry("late", FileKind::Regular, 1, "")], true)).await.unwrap();
         let ok = Outcome::Done { fingerprint: Bytes::new() };
         mover.call(&done(ROOT, ok.clone())).await.unwrap();
         let a = waits.await.unwrap().unwrap().entry.unwrap().attr;
@@ -930,7 +930,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         let e = work.listings[1].dir;
         let missing = user.create(e, "made");
         let comes = async {
-            mover.call(&tell(e, &[], true)).await.unwrap();
+            mover.call(&report(e, &[], true)).await.unwrap();
             mover.call(&done(e, ok.clone())).await.unwrap();
         };
         assert!(tokio::join!(missing, comes).0.unwrap().created);
@@ -1006,7 +1006,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
         assert_eq!(user.mkdir(ROOT, "new").await.unwrap_err().kind, read_only);
         assert_eq!(user.unlink(ROOT, "f").await.unwrap_err().kind, read_only);
 
-        let tell = |after: &str, entries: &[HomeEntry], upto: Option<&str>| ReportRelisting {
+        let report = |after: &str, entries: &[HomeEntry], upto: Option<&str>| ReportRelisting {
             op: mover.op(),
             relation,
             dir: ROOT,
@@ -1015,18 +1015,18 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
             upto: upto.map(b),
         };
         // The same again, also in parts: nothing changes.
-        mover.call(&tell("", &entries, None)).await.unwrap();
-        mover.call(&tell("", &entries[..1], Some("d"))).await.unwrap();
-        mover.call(&tell("d", &entries[1..], None)).await.unwrap();
+        mover.call(&report("", &entries, None)).await.unwrap();
+        mover.call(&report("", &entries[..1], Some("d"))).await.unwrap();
+        mover.call(&report("d", &entries[1..], None)).await.unwrap();
         let names = || async { list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect::<Vec<_>>() };
         assert_eq!(names().await, ["d", "f", "g"]);
         assert_eq!(user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr.ino, f.ino);
         // Outside of the range nothing is gone; out of order nothing is believed.
-        mover.call(&tell("f", &entries[2..], Some("g"))).await.unwrap();
+        mover.call(&report("f", &entries[2..], Some("g"))).await.unwrap();
         assert_eq!(names().await, ["d", "f", "g"]);
         let turned = [entries[2].clone(), entries[1].clone()];
-        assert!(mover.call(&tell("", &turned, None)).await.unwrap_err().context.contains("out of order"));
-        let empty = mover.call(&tell("", &[], None)).await.unwrap_err();
+        assert!(mover.call(&report("", &turned, None)).await.unwrap_err().context.contains("out of order"));
+        let empty = mover.call(&report("", &[], None)).await.unwrap_err();
         assert!(empty.context.contains("not mounted"), "{empty}");
 
         // It changed there: another file under both names, all of it evicted. Attributes alone: the same one.
@@ -1034,7 +1034,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
             FileKind::Regular => HomeEntry { fingerprint: b("second"), size: 20, ..e },
             _ => HomeEntry { attrs: HomeAttrs { mode: 0o700, ..e.attrs }, ..e },
         });
-        mover.call(&tell("", &newer, None)).await.unwrap();
+        mover.call(&report("", &newer, None)).await.unwrap();
         let again = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
         assert_ne!(again.ino, f.ino);
         assert_eq!((again.size, again.evicted, again.nlink), (20, 20, 2));
@@ -1049,7 +1049,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
 
         // A directory is gone with all that was in it; a file has its place.
         let last = [entry("d", FileKind::Regular, 3, ""), newer[2].clone()];
-        mover.call(&tell("", &last, None)).await.unwrap();
+        mover.call(&report("", &last, None)).await.unwrap();
         assert_eq!(names().await.len(), 2);
         becomes_used(&user, (0, 2, 0)).await;
         let all = RelationList { session: user.session, volume: None };
@@ -1075,8 +1075,8 @@ fn a_directory_gone_at_home_is_removed_with_its_content() {
         let list = async |dir, entries: Vec<HomeEntry>| {
             for part in entries.chunks(200) {
                 let (op, end) = (mover.op(), part.last() == entries.last());
-                let tell = ReportListing { op, relation, dir, entries: part.to_vec(), end };
-                mover.call(&tell).await.unwrap();
+                let report = ReportListing { op, relation, dir, entries: part.to_vec(), end };
+                mover.call(&report).await.unwrap();
             }
         };
         let find = async |dir, name| user.lookup(dir, name).await.unwrap().entry.unwrap().attr.ino;
@@ -1121,8 +1121,9 @@ fn directories_of_a_mirror_are_read_again() {
         assert_eq!(first.listings, [ListWork { dir: ROOT, path: Bytes::new(), again: false }]);
         assert_eq!(first.direction, Direction::Mirror);
         let entries = vec![entry("f", FileKind::Regular, 10, "")];
-        let tell = ReportListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
-        mover.call(&tell).await.unwrap();
+        let report =
+            ReportListing { op: mover.op(), relation, dir: ROOT, entries: entries.clone(), end: true };
+        mover.call(&report).await.unwrap();
         let done = || CompleteWork {
             session: mover.session,
             relation,

@@ -118,7 +118,7 @@ fn history_at(in_parts: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Clie
 /// It is replaced under the name that home knows, and goes to another one; nobody tells that, and that one is
 /// renamed.
 #[test]
-fn a_file_that_went_out_of_the_way_is_where_it_was_told_to_go() {
+fn a_file_that_went_out_of_the_way_is_at_its_new_name() {
     history(&["a=b", "c"], async |mut bench, mut mover, world| {
         bench.rename("c", "a").await;
         bench.names_half_way(&mut mover, &world).await;
@@ -153,7 +153,7 @@ fn a_relocation_takes_no_name_that_another_file_is_getting() {
 
 /// All names that it has are others' at home, for now.
 #[test]
-fn a_file_without_a_free_name_waits_aside() {
+fn a_file_without_a_free_name_waits_under_a_temporary_one() {
     history(&["a=b", "c", "e"], async |mut bench, mut mover, world| {
         bench.rename("c", "a").await;
         bench.rename("b", "e").await;
@@ -334,7 +334,7 @@ fn a_replacement_of_a_lost_directorys_name_is_at_home() {
 }
 /// It is made aside only because something went through it, and is replaced where it was here.
 #[test]
-fn a_directory_that_another_one_replaced_does_not_stay_aside() {
+fn a_replaced_directory_does_not_keep_its_temporary_name() {
     for in_parts in [false, true] {
         history_at(in_parts, &["a"], async |mut bench, mut mover, world| {
             bench.mkdir("e").await;

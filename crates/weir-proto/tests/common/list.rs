@@ -18,7 +18,7 @@ macro_rules! for_every_message {
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
-            copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalCutBack, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
+            copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalTruncate, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
             export::{ExportHead, ExportBegin, ExportBegun, ExportFetch, ExportSet, GetExports, ExportState, ExportMade}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
@@ -54,7 +54,7 @@ macro_rules! for_every_message {
             access::{AuditRule, VolumeGrant, IdRange, AccessRule}
             map::{Node, Run, RunSeen, Target, Member, Group, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
-            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Gather, Gathered, Answers, NodeAnswer, Told}
+            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Gather, Gathered, Answers, NodeAnswer, NodeReply}
             frame::{Hello}
         )
     };

@@ -46,7 +46,7 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer> {
         let deadline = begun + patience;
-        let (_turn, waited) = self.turn(payload.len(), method, patience).await?;
+        let (_in_flight, waited) = self.acquire_slot(payload.len(), method, patience).await?;
         let now = if waited { self.env.clock.now() } else { begun };
         let (id, mut answer) = self.register()?;
         let _cancel = CancelOnDrop { inner: self, id };
@@ -73,25 +73,30 @@ impl Inner {
     }
 
     /// Waits until few enough calls, and bytes, are in flight. True: it had to wait.
-    async fn turn(&self, bytes: usize, method: Method, patience: Duration) -> Result<(Turn<'_>, bool)> {
+    async fn acquire_slot(
+        &self,
+        bytes: usize,
+        method: Method,
+        patience: Duration,
+    ) -> Result<(InFlight<'_>, bool)> {
         let units = bytes.div_ceil(INFLIGHT_UNIT).min(INFLIGHT_BYTES_MAX / INFLIGHT_UNIT) as u32;
         // There is almost always room: then no timer is needed.
         if let Ok(call) = self.call_slots.try_acquire() {
             if units == 0 {
-                return Ok((Turn { _call: call, _bytes: None }, false));
+                return Ok((InFlight { _call: call, _bytes: None }, false));
             }
             if let Ok(bytes) = self.byte_slots.try_acquire_many(units) {
-                return Ok((Turn { _call: call, _bytes: Some(bytes) }, false));
+                return Ok((InFlight { _call: call, _bytes: Some(bytes) }, false));
             }
         }
         let _wait = self.counts.awaits_slot(method.number, self.env.clock.now());
         let wait = async {
             let call = self.call_slots.acquire().await.ok()?;
             let bytes = self.byte_slots.acquire_many(units).await.ok()?;
-            Some(Turn { _call: call, _bytes: Some(bytes) })
+            Some(InFlight { _call: call, _bytes: Some(bytes) })
         };
         match self.env.clock.timeout(patience, wait).await {
-            Ok(Some(turn)) => Ok((turn, true)),
+            Ok(Some(in_flight)) => Ok((in_flight, true)),
             Ok(None) => Err(self.reason()),
             Err(_) => Err(Error::deadline(format!(
                 "{} ({}): {} did not answer earlier calls within {patience:?}, this one was not sent",
@@ -121,7 +126,7 @@ impl Inner {
     }
 }
 
-struct Turn<'a> {
+struct InFlight<'a> {
     _call: SemaphorePermit<'a>,
     _bytes: Option<SemaphorePermit<'a>>,
 }

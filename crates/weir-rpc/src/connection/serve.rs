@@ -85,7 +85,7 @@ impl Inner {
         let method = service.method(header.method).ok_or_else(|| not_served(header.method));
         let allowed = method.and_then(|method| {
             let allowed = self.proved().check(method, &self.peer);
-            allowed.inspect_err(|e| self.tell_refused(method, e, service))
+            allowed.inspect_err(|e| self.report_refused(method, e, service))
         });
         let payload = match allowed.and(payload) {
             Ok(payload) => payload,
@@ -118,7 +118,7 @@ impl Inner {
         Ok(())
     }
 
-    fn tell_refused(&self, method: &methods::Method, why: &Error, service: &dyn Service) {
+    fn report_refused(&self, method: &methods::Method, why: &Error, service: &dyn Service) {
         self.counts.refused.add(1);
         if let Some(handle) = self.handle.get().and_then(Weak::upgrade) {
             service.refused(method, &Connection(handle), why);

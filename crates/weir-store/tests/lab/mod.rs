@@ -363,10 +363,10 @@ impl World {
     }
     /// Cuts the file before stripe `from`, under a new token epoch, at every live target.
     pub async fn cut(self: &Arc<World>, from_stripe: u64) {
-        self.cut_out(from_stripe, u64::MAX).await;
+        self.truncate_range(from_stripe, u64::MAX).await;
     }
     /// Makes these stripes void, under a new token epoch, at every live target.
-    pub async fn cut_out(self: &Arc<World>, from_stripe: u64, to_stripe: u64) {
+    pub async fn truncate_range(self: &Arc<World>, from_stripe: u64, to_stripe: u64) {
         let fence = {
             let mut token_epoch = self.token_epoch.lock().unwrap();
             *token_epoch += 1;
@@ -397,7 +397,7 @@ impl World {
         }
     }
     /// Cells that each target counts as lacking redundancy.
-    pub async fn debt(self: &Arc<World>) -> Vec<u64> {
+    pub async fn under_replicated(self: &Arc<World>) -> Vec<u64> {
         let nodes = self.nodes.lock().unwrap();
         nodes.values().map(|n| n.reports()[0].under_replicated_cells).collect()
     }

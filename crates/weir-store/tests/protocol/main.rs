@@ -242,7 +242,7 @@ fn to_take_a_silent_member_for_gone_leaves_it_behind_unnoticed() {
 #[test]
 fn forgetting_truncations_brings_bytes_back() {
     let rules = with_truncation(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
-    fails(&rules, Shortcut::CutsNotLearned, 2_000_000);
+    fails(&rules, Shortcut::TruncationsNotLearned, 2_000_000);
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub enum Shortcut {
     /// A member catches up with fewer current ones than k. (Found by the simulator.)
     CaughtUpWithFew,
     /// A member that returns does not ask for the cuts that it missed.
-    CutsNotLearned,
+    TruncationsNotLearned,
     /// Whoever has a fragment of a stripe that is being written keeps it, as long as the same members are
     /// missing. (Found by the simulator.)
     SameMembersSameFragments,
@@ -138,7 +138,7 @@ pub const INITIAL: Content = [101, 102];
 /// What the stripe is written over with.
 pub const OVER: Content = [111, 112];
 pub const TOKEN: u32 = 1;
-pub const CUT_TOKEN: u32 = 2;
+pub const TRUNCATION_TOKEN: u32 = 2;
 
 impl Rules {
     /// `planned`: cell, offset and byte of each write.

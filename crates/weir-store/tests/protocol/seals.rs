@@ -111,7 +111,7 @@ pub fn deliver(rules: &Rules, s: &mut State, n: usize, to: usize) -> Option<()> 
     let seal = &mut s.seals[n];
     seal.done |= 1 << to;
     seal.refused |= !taken;
-    bury(rules, s);
+    drop_ended(rules, s);
     Some(())
 }
 
@@ -241,12 +241,12 @@ pub fn fail(rules: &Rules, s: &mut State, n: usize) -> Option<()> {
         }
         _ => drop(s.seals.remove(n)),
     }
-    bury(rules, s);
+    drop_ended(rules, s);
     Some(())
 }
 
 /// Zombies that nothing can come of any more.
-fn bury(rules: &Rules, s: &mut State) {
+fn drop_ended(rules: &Rules, s: &mut State) {
     let targets = &s.targets;
     s.seals.retain(|seal| {
         let open = addressed(rules, seal).into_iter().filter(|p| seal.done & (1 << p) == 0);

@@ -106,7 +106,7 @@ impl Hash for View {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Repair {
     No,
-    CutsLearned,
+    TruncationsLearned,
     Listed(StripeView),
     BaseRebuilt(StripeView),
     Done,

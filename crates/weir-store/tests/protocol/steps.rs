@@ -241,7 +241,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::WholeGoesOn => whole::go_on(rules, &mut s),
         Step::WholeWakes => whole::wakes(&mut s),
     };
-    whole::bury(rules, &mut s);
+    whole::drop_ended(rules, &mut s);
     moves::forget(rules, &mut s);
     done.map(|()| s)
 }
@@ -254,7 +254,7 @@ fn overlay_of(planned: &Planned) -> Overlay {
         len: 1,
         kind: OverlayKind::Data,
         crc: u32::from(planned.byte),
-        token_epoch: if planned.after_truncation { CUT_TOKEN } else { TOKEN },
+        token_epoch: if planned.after_truncation { TRUNCATION_TOKEN } else { TOKEN },
         extent: Extent::default(),
     }
 }
@@ -606,8 +606,8 @@ fn raise(s: &mut State, peers: &[usize], epoch: Epoch) -> Option<()> {
 
 fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::No)?;
-    s.targets[at].repair = Repair::CutsLearned;
-    if rules.has(Shortcut::CutsNotLearned) {
+    s.targets[at].repair = Repair::TruncationsLearned;
+    if rules.has(Shortcut::TruncationsNotLearned) {
         return Some(());
     }
     raise(s, &peers, s.targets[at].view.epoch())?;
@@ -620,7 +620,7 @@ fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         .max()?;
     match void {
         0 => Some(()),
-        token_epoch => cut_at(rules, s, at, token_epoch, None),
+        token_epoch => truncate_at(rules, s, at, token_epoch, None),
     }
 }
 
@@ -635,7 +635,7 @@ fn take_fences(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
 }
 
 fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
-    let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::CutsLearned)?;
+    let peers = peers(s, at).filter(|_| s.targets[at].repair == Repair::TruncationsLearned)?;
     let view = s.targets[at].view.clone();
     raise(s, &peers, view.epoch())?;
     let in_doubt =
@@ -849,13 +849,19 @@ fn report_truncation(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     {
         return None;
     }
-    cut_at(rules, s, to, CUT_TOKEN, Some(acting.epoch()))?;
+    truncate_at(rules, s, to, TRUNCATION_TOKEN, Some(acting.epoch()))?;
     s.truncation_reported |= 1 << to;
     Some(())
 }
 
 /// What a target does with `DropFile`.
-fn cut_at(rules: &Rules, s: &mut State, at: usize, token_epoch: u32, epoch: Option<Epoch>) -> Option<()> {
+fn truncate_at(
+    rules: &Rules,
+    s: &mut State,
+    at: usize,
+    token_epoch: u32,
+    epoch: Option<Epoch>,
+) -> Option<()> {
     let made = s.targets[at].change(|txn, delta| {
         epoch.map_or(Ok(()), |epoch| cells::check_epoch(txn, GROUP, epoch))?;
         truncations::remember(txn, FILE, Truncation { from_stripe: 0, to_stripe: 1, token_epoch })?;

@@ -291,7 +291,7 @@ pub fn wakes(s: &mut State) -> Option<()> {
 }
 
 /// What was sent to a target that goes by a newer map now can arrive no more.
-pub fn bury(rules: &Rules, s: &mut State) {
+pub fn drop_ended(rules: &Rules, s: &mut State) {
     if let Some(whole) = s.whole.as_mut().filter(|_| !rules.wakes) {
         whole.late.retain(|late| s.targets[late.to].view.epoch() <= late.view.epoch());
     }

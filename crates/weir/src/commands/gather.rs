@@ -74,8 +74,8 @@ impl Asker {
     /// Queries servers, and reads this machine's state meanwhile.
     pub async fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> Result<Facts> {
         let looking = tokio::task::spawn_blocking(move || look_here(local.as_ref()));
-        let (told, here) = tokio::join!(self.told(), looking);
-        let (mut facts, here) = (told?, here.unwrap_or_default());
+        let (coordinator, here) = tokio::join!(self.of_coordinator(), looking);
+        let (mut facts, here) = (coordinator?, here.unwrap_or_default());
         (facts.processes, facts.mounts) = (here.processes, here.mounts);
         (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
         let looking = tokio::task::spawn_blocking(move || {
@@ -118,7 +118,7 @@ impl Asker {
     }
 
     /// The coordinator's view, and the reports of each leading metadata server on its volumes.
-    async fn told(self: &Arc<Self>) -> Result<Facts> {
+    async fn of_coordinator(self: &Arc<Self>) -> Result<Facts> {
         let (env, cluster) = (&self.env, &self.cluster);
         let (enrolment, log) = (cluster.administer(&GetEnrolment {}), cluster.administer(&GetEvents {}));
         let (status, waiting, clocks, conditions, audit, rebuild, enrolment, log, namespaces) = tokio::join!(
@@ -134,13 +134,13 @@ impl Asker {
         );
         let status = status?;
         let mut none = Unanswered::default();
-        let waiting = none.heard("the list of calls that wait", waiting);
-        let clocks = none.heard("the list of clocks", clocks);
-        let conditions = none.heard("the list of nodes' reports", conditions);
-        let audit = none.heard("the state of the coordinator's audit log", audit);
-        let rebuild = none.heard("the state of the rebuild", rebuild);
-        let log = none.heard("the log of events", log).unwrap_or_default();
-        let holders = none.heard("the list of certificates", enrolment).map(|all| all.holders);
+        let waiting = none.note("the list of calls that wait", waiting);
+        let clocks = none.note("the list of clocks", clocks);
+        let conditions = none.note("the list of nodes' reports", conditions);
+        let audit = none.note("the state of the coordinator's audit log", audit);
+        let rebuild = none.note("the state of the rebuild", rebuild);
+        let log = none.note("the log of events", log).unwrap_or_default();
+        let holders = none.note("the list of certificates", enrolment).map(|all| all.holders);
         Ok(Facts {
             status,
             waiting: waiting.unwrap_or(ClientsWaiting { clients: Vec::new() }),
@@ -193,7 +193,7 @@ impl Asker {
     /// The troubles that the leader reports, also while it waits for clients after its start.
     async fn troubles(&self, namespace: &str) -> Vec<NodeTrouble> {
         let Ok(leader) = self.cluster.meta_leader(namespace, Arc::new(NoService)) else { return Vec::new() };
-        told(&leader, TroubleList {}).await.map(|all| all.troubles).unwrap_or_default()
+        ask(&leader, TroubleList {}).await.map(|all| all.troubles).unwrap_or_default()
     }
 
     async fn known(&self, namespace: &str) -> Outcome<Known> {
@@ -205,10 +205,10 @@ impl Asker {
             client.relations(None),
             client.backups(None),
             client.audit(),
-            told(&leader, GetExports {}),
-            told(&leader, SessionList {}),
-            told(&leader, TroubleList {}),
-            told(&leader, OwnersNearLimit {}),
+            ask(&leader, GetExports {}),
+            ask(&leader, SessionList {}),
+            ask(&leader, TroubleList {}),
+            ask(&leader, OwnersNearLimit {}),
         );
         let (volumes, relations, backups) = (volumes?, relations?, backups?);
         Ok(Known {
@@ -231,7 +231,7 @@ struct Unanswered(Vec<(String, String)>);
 
 impl Unanswered {
     /// `None` also if the server is older, or this user may not ask.
-    fn heard<T>(&mut self, what: &str, answer: Result<T>) -> Option<T> {
+    fn note<T>(&mut self, what: &str, answer: Result<T>) -> Option<T> {
         let e = match answer {
             Ok(answer) => return Some(answer),
             Err(e) => e,
@@ -249,7 +249,7 @@ async fn timely<T>(env: &Env, asked: impl Future<Output = Result<T>>) -> Result<
 }
 
 /// `None`: the server is older, or refuses this user.
-async fn told<R: Request>(leader: &Channel, request: R) -> Option<R::Reply> {
+async fn ask<R: Request>(leader: &Channel, request: R) -> Option<R::Reply> {
     leader.call(&request, Vec::new(), PATIENCE).await.ok().map(|(reply, _)| reply)
 }
 

@@ -45,10 +45,10 @@ pub fn inspect(args: &cli::Inspect) -> Outcome<ExitCode> {
 fn line(finding: &Finding) -> String {
     match finding {
         Finding::Cell { cell, group, epoch, scheme, missing, last_seq, folded_seq } => {
-            let debt =
+            let missing_shown =
                 if *missing == 0 { String::new() } else { format!(", fragments missing: mask {missing:#b}") };
             format!(
-                "cell {cell}: {scheme} on pg{group} e{epoch}, overlays up to {last_seq}, sealed up to {folded_seq}{debt}"
+                "cell {cell}: {scheme} on pg{group} e{epoch}, overlays up to {last_seq}, sealed up to {folded_seq}{missing_shown}"
             )
         }
         Finding::Base { version, bytes, addr, blocks, folded_seqs, .. } => {

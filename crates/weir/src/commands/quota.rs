@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_in_one_line() {
+    fn a_change_is_reported_in_one_line() {
         let one = Shown { rows: vec![row(4_294_967_294, 1, None)], changed: true };
         assert_eq!(
             as_text(&one, Time { nanos: 0 }),

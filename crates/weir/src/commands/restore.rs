@@ -102,7 +102,7 @@ pub fn restore(args: &Restore) -> Outcome<()> {
     if args.trash {
         let to = args.to.as_ref().map_or(Ok(path.clone()), std::path::absolute);
         let shown = trash::restore(&path, &to.doing("find out where that is")?)?;
-        tell(args, &args.to.clone().unwrap_or(path), &shown, None);
+        print_restored(args, &args.to.clone().unwrap_or(path), &shown, None);
         return Ok(());
     }
     let (old, shown) = match (&args.from, args.at) {
@@ -119,12 +119,12 @@ pub fn restore(args: &Restore) -> Outcome<()> {
         None => path.clone(),
     };
     let kept = put_back(&old, &to, now())?;
-    tell(args, &to, &shown, kept.as_deref());
+    print_restored(args, &to, &shown, kept.as_deref());
     Ok(())
 }
 
 /// `kept`: the replaced file.
-fn tell(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
+fn print_restored(args: &Restore, to: &Path, from: &str, kept: Option<&Path>) {
     if args.json {
         let kept = kept.map(Path::to_string_lossy);
         table::json(&json!({ "path": to.to_string_lossy(), "from": from, "kept": kept }));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_is_kept_under_a_name_that_is_told() {
+    fn the_former_file_is_kept_under_a_name_that_is_shown() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let read = |path: &Path| fs::read_to_string(path).unwrap();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_and_still_told_apart() {
+    fn a_long_name_is_truncated_and_still_unique() {
         let long = "n".repeat(255);
         let name = beside(OsStr::new(&long), &kept_as(Date(0), 0));
         assert_eq!(name.len(), 255);

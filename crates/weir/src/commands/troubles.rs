@@ -285,7 +285,7 @@ impl Found {
         self.add(Severity::Note, of, text, action);
     }
     /// As a node reports it.
-    fn told(&mut self, trouble: &NodeTrouble) {
+    fn reported(&mut self, trouble: &NodeTrouble) {
         let NodeTrouble { code, severity, about, text, action } = trouble.clone();
         self.0.push(Trouble { severity, code, about, text, action, muted_until: None });
     }

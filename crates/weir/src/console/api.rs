@@ -34,9 +34,9 @@ pub fn status(snapshot: &Snapshot) -> Value {
     let sum = |of: fn(&weir_proto::coord::TargetReport) -> u64| {
         scheme.payload_share(status.targets.iter().map(of).sum())
     };
-    let answers = |name: &str| snapshot.meters.iter().find(|g| g.name == name).map(|g| g.told.is_ok());
+    let answers = |name: &str| snapshot.meters.iter().find(|g| g.name == name).map(|g| g.reply.is_ok());
     let processes = snapshot.meters.iter().map(|g| {
-        json!({ "name": g.name, "role": role_word(g.role), "answers": g.told.is_ok(), "why": g.told.as_ref().err() })
+        json!({ "name": g.name, "role": role_word(g.role), "answers": g.reply.is_ok(), "why": g.reply.as_ref().err() })
     });
     let targets = map.targets.iter().map(|t| {
         let node = map.node(t.node).map_or("?", |node| node.name.as_str());
@@ -55,7 +55,7 @@ pub fn status(snapshot: &Snapshot) -> Value {
     json!({
         "cluster": map.cluster.to_string(), "state": format!("{word}{meaning}; {}", health.counts()), "healthy": word == "healthy",
         "serves": health.serves(), "capacity_bytes": sum(|r| r.capacity), "used_bytes": sum(|r| r.used),
-        "waits": snapshot.waits.iter().filter_map(|g| g.told.as_ref().ok()).map(|w| w.now.len()).sum::<usize>(),
+        "waits": snapshot.waits.iter().filter_map(|g| g.reply.as_ref().ok()).map(|w| w.now.len()).sum::<usize>(),
         "processes": processes.collect::<Vec<_>>(), "targets": targets.collect::<Vec<_>>(),
     })
 }
@@ -63,7 +63,7 @@ pub fn status(snapshot: &Snapshot) -> Value {
 /// None: there are no such rows.
 pub fn top(snapshot: &Snapshot, by: &str) -> Option<Value> {
     let by = By::from_str(by, true).ok().filter(|by| *by != By::Target)?;
-    let rows = snapshot.tops.iter().filter_map(|t| t.told.as_ref().ok()).flat_map(|t| &t.rows);
+    let rows = snapshot.tops.iter().filter_map(|t| t.reply.as_ref().ok()).flat_map(|t| &t.rows);
     let users = Users::of(rows.map(|row| row.uid));
     let of_namespace = snapshot.namespaces().flat_map(|(_, known)| &known.volumes);
     let volumes = of_namespace.map(|v| (v.id.0, v.name.clone())).collect();
@@ -153,7 +153,7 @@ pub async fn history(cluster: &Cluster, series: &str, minutes: u32) -> Result<Va
     let gathered: Vec<Gathered<SeriesRead>> = cluster.gather(&asked, PATIENCE).await?;
     let read: Vec<Vec<f32>> = gathered
         .into_iter()
-        .filter_map(|g| g.told.ok())
+        .filter_map(|g| g.reply.ok())
         .map(|read| read.points.into_iter().map(f32::from_bits).collect())
         .collect();
     Ok(json!({ "series": series, "step_s": if by_minute { 60 } else { 1 }, "points": summed(&read) }))

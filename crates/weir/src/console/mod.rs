@@ -101,11 +101,11 @@ async fn note_events(console: Arc<Console>) {
         let snapshot = console.source.snapshot().await;
         if snapshot.facts.is_some() {
             let troubles = snapshot.troubles.iter().map(Trouble::as_event).collect();
-            let told = asker.cluster.administer(&ReportEvents { troubles }).await;
-            if let (Err(e), false) = (&told, failed) {
+            let reply = asker.cluster.administer(&ReportEvents { troubles }).await;
+            if let (Err(e), false) = (&reply, failed) {
                 tracing::warn!("events are not noted: {e}");
             }
-            failed = told.is_err();
+            failed = reply.is_err();
         }
         asker.env.clock.sleep(NOTE_EVERY).await;
     }

@@ -207,8 +207,10 @@ fn meters_json(gathered: &[Gathered<Meters>]) -> Value {
         let buckets: Vec<_> = m.buckets.iter().map(|b| json!([b.below, b.count])).collect();
         json!({ "name": m.name, "label": m.label_value, "value": m.value, "count": m.count, "buckets": buckets })
     };
-    let one = |g: &Gathered<Meters>| match &g.told {
-        Ok(told) => json!({ "process": g.name, "meters": told.meters.iter().map(meter).collect::<Vec<_>>() }),
+    let one = |g: &Gathered<Meters>| match &g.reply {
+        Ok(reply) => {
+            json!({ "process": g.name, "meters": reply.meters.iter().map(meter).collect::<Vec<_>>() })
+        }
         Err(why) => json!({ "process": g.name, "missing": why }),
     };
     gathered.iter().map(one).collect()
@@ -219,7 +221,7 @@ async fn history(asker: &Asker) -> weir_proto::Result<Value> {
     let list = GetHistory { name: String::new(), by_minute: true, points: 1 };
     let listed: Vec<Gathered<SeriesRead>> = asker.cluster.gather(&list, PATIENCE).await?;
     let names: BTreeSet<String> =
-        listed.into_iter().filter_map(|g| g.told.ok()).flat_map(|r| r.names).collect();
+        listed.into_iter().filter_map(|g| g.reply.ok()).flat_map(|r| r.names).collect();
     let mut all = Vec::new();
     for name in names {
         all.push(api::history(&asker.cluster, &name, HISTORY_MINUTES).await?);
@@ -230,9 +232,10 @@ async fn history(asker: &Asker) -> weir_proto::Result<Value> {
 fn put_node(bundle: &mut Bundle, node: &Gathered<NodeFacts>) -> Outcome<()> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let name: String = node.name.chars().map(plain).collect();
-    let text = match &node.told {
-        Ok(told) => {
-            let facts = told.facts.iter().map(|fact| format!("== {}\n{}\n", fact.name, fact.text.trim_end()));
+    let text = match &node.reply {
+        Ok(reply) => {
+            let facts =
+                reply.facts.iter().map(|fact| format!("== {}\n{}\n", fact.name, fact.text.trim_end()));
             facts.collect::<Vec<_>>().join("\n")
         }
         Err(why) => format!("missing: {why}\n"),

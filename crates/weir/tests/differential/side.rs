@@ -286,12 +286,12 @@ impl Side {
             Action::Close { slot } => Ok(format!("{}", self.close(slot))),
             Action::Write { slot, offset, len } => {
                 rustix::io::pwrite(self.slot(slot)?, &super::common::pattern(seed, len as usize), offset)
-                    .map(told)
+                    .map(bytes_shown)
             }
             Action::Append { slot, len } => {
                 let fd = self.slot(slot)?;
                 fs::seek(fd, SeekFrom::End(0))?;
-                rustix::io::write(fd, &super::common::pattern(seed, len as usize)).map(told)
+                rustix::io::write(fd, &super::common::pattern(seed, len as usize)).map(bytes_shown)
             }
             Action::Read { slot, offset, len } => {
                 let mut bytes = vec![0; len as usize];
@@ -313,7 +313,7 @@ impl Side {
             }
             Action::Copy { from, to, mut from_at, mut to_at, len } => {
                 let (from, to) = (self.slot(from)?, self.slot(to)?);
-                fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), len as usize).map(told)
+                fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), len as usize).map(bytes_shown)
             }
             Action::Holes { slot } => holes(self.slot(slot)?),
             Action::Sync { slot } => fs::fsync(self.slot(slot)?).map(done),
@@ -364,10 +364,10 @@ impl Side {
                 Ok(format!("{n} bytes, {}", fs::fstat(&fd)?.st_atime == old.tv_sec))
             }
             Action::Birth { at } => {
-                let told = fs::statx(fs::CWD, self.path(at), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::ALL)?;
+                let status = fs::statx(fs::CWD, self.path(at), AtFlags::SYMLINK_NOFOLLOW, StatxFlags::ALL)?;
                 let asked = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-                let told_mask = StatxFlags::from_bits_retain(told.stx_mask) & asked;
-                Ok(format!("{told_mask:?} {}", told.stx_btime.tv_sec > 1_000_000_000))
+                let shown_mask = StatxFlags::from_bits_retain(status.stx_mask) & asked;
+                Ok(format!("{shown_mask:?} {}", status.stx_btime.tv_sec > 1_000_000_000))
             }
             Action::Symlink { at, target } => fs::symlink(target, self.path(at)).map(done),
             Action::ReadLink { at } => {
@@ -440,7 +440,7 @@ fn list_name(default: bool) -> &'static str {
     if default { "system.posix_acl_default" } else { "system.posix_acl_access" }
 }
 
-fn told(n: usize) -> String {
+fn bytes_shown(n: usize) -> String {
     format!("{n} bytes")
 }
 

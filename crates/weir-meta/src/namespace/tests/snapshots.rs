@@ -547,7 +547,7 @@ fn a_file_held_by_a_snapshot_is_evicted_the_snapshot_stays() {
 
 /// A client that copies a layer while it is evicted, on an earlier assignment, changes nothing.
 #[test]
-fn what_is_evicted_while_it_is_copied_is_not_told_as_copied() {
+fn what_is_evicted_while_it_is_copied_is_not_reported_as_copied() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     (0..3).for_each(|stripe| m.write(ino, stripe));

@@ -239,7 +239,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
     } else {
         record.deleting = true;
         cx.put_volume(r.volume, &record);
-        cx.put_aside(record.root, access)?;
+        cx.detach(record.root, access)?;
     }
     shown(cx.read(), r.volume, record)
 }
@@ -247,7 +247,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
 impl Cx<'_> {
     /// A topmost directory without a name is charged to the root until it is empty: its former parent may be
     /// removed.
-    fn put_aside(&mut self, root: InodeId, access: Access) -> Result<()> {
+    fn detach(&mut self, root: InodeId, access: Access) -> Result<()> {
         let all = Charge::directory(&usage_of(self.read(), root)?);
         self.charge_below_root(access.parent, all.back())?;
         let itself = Charge { directories: -1, ..Charge::default() };

@@ -34,13 +34,13 @@ impl Tree<'_> {
             let step = self.make_present(dir, present, place, false)?;
             return Ok(step.map(|step| Step { last: false, ..step }));
         }
-        self.make_aside(dir)
+        self.make_displaced(dir)
     }
 
     /// A directory from before the relation that was not scanned yet, or one that was skipped because it or
     /// its parent is removed: created under a temporary name. Later changes in the queue give it its name, or
     /// remove it.
-    pub(super) fn make_aside(&self, dir: InodeId) -> Result<Option<Step>> {
+    pub(super) fn make_displaced(&self, dir: InodeId) -> Result<Option<Step>> {
         let place = self.place_to_wait(dir)?;
         let step = match present(self.read, dir)? {
             Some(present) if present.volume == self.volume => self.make_present(dir, present, place, true)?,

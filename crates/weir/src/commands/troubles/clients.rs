@@ -81,7 +81,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
         // If this machine started the members of etcd, it knows which one is dead.
         let is_known = |code: &str| code == "etcd-member-silent" && found_dead_etcd(facts);
         let new: Vec<_> = condition.troubles.iter().filter(|trouble| !is_known(&trouble.code)).collect();
-        return new.into_iter().for_each(|trouble| found.told(trouble));
+        return new.into_iter().for_each(|trouble| found.reported(trouble));
     }
     let what = match node.role {
         Role::Mover => "mover",

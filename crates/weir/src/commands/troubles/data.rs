@@ -28,7 +28,11 @@ pub(super) fn look(facts: &Facts, found: &mut Found) {
         let Ok(known) = &namespace.known else { continue };
         exports(&namespace.name, &known.exports, facts.now_s, found);
         // A start is named with its namespace.
-        known.failing.iter().filter(|trouble| trouble.code != STARTS).for_each(|trouble| found.told(trouble));
+        known
+            .failing
+            .iter()
+            .filter(|trouble| trouble.code != STARTS)
+            .for_each(|trouble| found.reported(trouble));
     }
 }
 

@@ -146,13 +146,13 @@ pub async fn collect(
     );
     let (facts, gathered, tops) = (facts?, waits?, tops.unwrap_or_default());
     let without_answer = gathered.iter().filter_map(|g| {
-        let why = g.told.as_ref().err()?.clone();
+        let why = g.reply.as_ref().err()?.clone();
         Some(Silent { name: g.name.clone(), role: g.role, why })
     });
     let silent = without_answer.collect();
     let (waits, _) = sorted(gathered);
     let who = waits.iter().filter(|seen| seen.wait.pid > 0).map(|seen| seen.wait.uid);
-    let rows = tops.iter().filter_map(|top| top.told.as_ref().ok()).flat_map(|top| &top.rows);
+    let rows = tops.iter().filter_map(|top| top.reply.as_ref().ok()).flat_map(|top| &top.rows);
     let users = Users::of(who.chain(rows.map(|row| row.uid)));
     let mut evidence = Evidence {
         troubles: troubles(&facts),

@@ -63,11 +63,11 @@ fn spreads<'a>(before: &[Gathered<Meters>], now: impl Iterator<Item = &'a Gather
     let key =
         |process: &str, meter: &Meter| (process.to_owned(), meter.name.clone(), meter.label_value.clone());
     let mut earlier = BTreeMap::new();
-    for (process, meters) in before.iter().filter_map(|g| Some((&g.name, g.told.as_ref().ok()?))) {
+    for (process, meters) in before.iter().filter_map(|g| Some((&g.name, g.reply.as_ref().ok()?))) {
         earlier.extend(meters.meters.iter().map(|meter| (key(process, meter), meter)));
     }
     let mut spreads = Vec::new();
-    for (process, meters) in now.filter_map(|g| Some((&g.name, g.told.as_ref().ok()?))) {
+    for (process, meters) in now.filter_map(|g| Some((&g.name, g.reply.as_ref().ok()?))) {
         // Requests that wait for work or news would be the first rows, without any meaning.
         let waits = |m: &Meter| m.label == "method" && waits_on_purpose(&m.label_value);
         let of_time =
@@ -146,7 +146,7 @@ mod tests {
             count: counts.iter().map(|c| c.1).sum(),
             buckets: buckets.collect(),
         };
-        Gathered { name: "meta-1".into(), role: Role::Meta, told: Ok(Meters { meters: vec![meter] }) }
+        Gathered { name: "meta-1".into(), role: Role::Meta, reply: Ok(Meters { meters: vec![meter] }) }
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn requests_that_wait_for_work_are_left_out() {
         let mut waits = meter(&[(100_000, 900)], 90_000_000);
-        waits.told.as_mut().unwrap().meters[0].label_value = "LeaseWork".into();
+        waits.reply.as_mut().unwrap().meters[0].label_value = "LeaseWork".into();
         assert_eq!(spreads(&[], [waits].iter()), []);
         for (method, waits) in [("GetMap", true), ("TakeRecalls", true), ("Create", false), ("Gone", false)] {
             assert_eq!(waits_on_purpose(method), waits, "{method}");

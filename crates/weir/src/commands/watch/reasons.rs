@@ -468,7 +468,11 @@ mod tests {
         of_another_volume.volumes_of_file = vec!["other".into()];
         assert_eq!(findings(&of_another_volume, &[]), []);
         let (world, beside) = other();
-        assert_eq!(findings(&evidence(world, beside, None), &[]).len(), 6, "of the whole cluster it is told");
+        assert_eq!(
+            findings(&evidence(world, beside, None), &[]).len(),
+            6,
+            "of the whole cluster it is reported"
+        );
     }
 
     #[test]
@@ -504,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_ended_is_told_afterwards() {
+    fn a_wait_that_ended_is_reported_afterwards() {
         let mut seen = wait("meta", "lease-recall", "n1:/b", ("inode", 7));
         seen.wait.ended_ms = 90_000;
         let evidence = evidence(world(), Beside { waits: vec![seen], ..Beside::default() }, Some(file()));
@@ -527,8 +531,8 @@ mod tests {
             us,
         };
         let found = |rows| {
-            let told = Ok(Top { covered_ms: 1000, rows });
-            let tops = vec![Gathered { name: "n1:/a".into(), role: Role::Mount, told }];
+            let reply = Ok(Top { covered_ms: 1000, rows });
+            let tops = vec![Gathered { name: "n1:/a".into(), role: Role::Mount, reply }];
             findings(&evidence(world(), Beside { tops, ..Beside::default() }, None), &[])
         };
         let hog = found(vec![row(4711, 2_000_000), row(5, 100_000)]);

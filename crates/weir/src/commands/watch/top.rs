@@ -59,7 +59,7 @@ pub fn top(args: &TopArgs) -> Outcome<()> {
                 by => {
                     let asked = GetTop { seconds: WINDOW_S };
                     let tops: Vec<Gathered<Top>> = cluster.gather(&asked, PATIENCE).await?;
-                    let uids = tops.iter().filter_map(|t| t.told.as_ref().ok()).flat_map(|t| &t.rows);
+                    let uids = tops.iter().filter_map(|t| t.reply.as_ref().ok()).flat_map(|t| &t.rows);
                     let users = Users::of(uids.map(|row| row.uid));
                     lines_of(by, &tops, &Names { volumes: volumes.clone(), users })
                 }
@@ -144,7 +144,7 @@ struct Sums {
 /// The line of each user, volume and so on, the largest first.
 pub fn lines_of(by: By, tops: &[Gathered<Top>], names: &Names) -> Vec<TopLine> {
     let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
-    for (client, top) in tops.iter().filter_map(|t| Some((&t.name, t.told.as_ref().ok()?))) {
+    for (client, top) in tops.iter().filter_map(|t| Some((&t.name, t.reply.as_ref().ok()?))) {
         let seconds = (top.covered_ms.max(1) as f64) / 1000.0;
         for row in &top.rows {
             let volume = match row.volume {
@@ -210,7 +210,7 @@ async fn targets(env: &Env, cluster: &Cluster) -> Outcome<Vec<TopLine>> {
 fn target_lines(first: &[Gathered<Meters>], second: &[Gathered<Meters>], seconds: f64) -> Vec<TopLine> {
     let mut lines: BTreeMap<String, TopLine> = BTreeMap::new();
     let mut add = |gathered: &[Gathered<Meters>], sign: f64| {
-        for (node, meters) in gathered.iter().filter_map(|g| Some((&g.name, g.told.as_ref().ok()?))) {
+        for (node, meters) in gathered.iter().filter_map(|g| Some((&g.name, g.reply.as_ref().ok()?))) {
             for meter in &meters.meters {
                 let line = || TopLine { client: node.clone(), ..TopLine::default() };
                 let of_target = lines.entry(meter.label_value.clone());
@@ -242,8 +242,8 @@ mod tests {
     fn row(volume: u32, uid: u32, kind: &str, requests: u64, bytes: u64) -> TopRow {
         TopRow { volume, uid, job: String::new(), kind: kind.into(), requests, bytes, us: 500_000 }
     }
-    fn gathered<T>(name: &str, told: T) -> Gathered<T> {
-        Gathered { name: name.into(), role: Role::Mount, told: Ok(told) }
+    fn gathered<T>(name: &str, reply: T) -> Gathered<T> {
+        Gathered { name: name.into(), role: Role::Mount, reply: Ok(reply) }
     }
 
     #[test]
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_silent_process_is_left_out() {
-        let silent = Gathered { name: "c".into(), role: Role::Mount, told: Err("no answer".into()) };
+        let silent = Gathered { name: "c".into(), role: Role::Mount, reply: Err("no answer".into()) };
         assert_eq!(lines_of(By::User, &[silent], &Names::default()), []);
     }
 

@@ -36,8 +36,8 @@ pub fn waits(args: &WaitsArgs) -> Outcome<()> {
 /// Waits that last, the longest first, then ended ones, the newest first; and processes without an answer.
 pub fn sorted(gathered: Vec<Gathered<WaitsListed>>) -> (Vec<Seen>, Vec<(String, String)>) {
     let (mut seen, mut silent) = (Vec::new(), Vec::new());
-    for Gathered { name, told, .. } in gathered {
-        match told {
+    for Gathered { name, reply, .. } in gathered {
+        match reply {
             Ok(WaitsListed { now, past }) => {
                 let of = |wait| Seen { process: name.clone(), wait };
                 seen.extend(now.into_iter().chain(past).map(of));
@@ -139,9 +139,9 @@ mod tests {
         let of = |name: &str, now, past| Gathered {
             name: name.into(),
             role: Role::Mount,
-            told: Ok(WaitsListed { now, past }),
+            reply: Ok(WaitsListed { now, past }),
         };
-        let silent = Gathered { name: "c".into(), role: Role::Storage, told: Err("no answer".into()) };
+        let silent = Gathered { name: "c".into(), role: Role::Storage, reply: Err("no answer".into()) };
         let gathered = vec![
             of("a", vec![wait(20_000, 0)], vec![wait(500_000, 90_000)]),
             of("b", vec![wait(4_200_000, 0)], vec![wait(300_000, 1000)]),
