@@ -66,7 +66,7 @@ impl Mounted {
             self.client.keeps_pages(fh);
         }
         let inside = self.runtime.enter(); // prefetches become tasks
-        // A ring's thread serves one processor: it goes on while another thread copies that much.
+        // A ring's thread serves one processor: it continues while another thread copies that much.
         let by_a_worker = self.by_ring && len >= COPIED_BY_A_WORKER;
         let held = || self.client.try_read(fh, offset, len);
         if let Some(result) = (!by_a_worker).then(held).flatten() {

@@ -116,8 +116,8 @@ pub fn metrics(snapshot: &Snapshot) -> String {
     for gathered in &snapshot.meters {
         let (name, role) = (gathered.name.as_str(), role_word(gathered.role));
         let of = [("node", name), ("role", role)];
-        page.gauge("weir_up", &of, f64::from(u8::from(gathered.told.is_ok())));
-        let meters = gathered.told.iter().flat_map(|told| &told.meters);
+        page.gauge("weir_up", &of, f64::from(u8::from(gathered.reply.is_ok())));
+        let meters = gathered.reply.iter().flat_map(|reply| &reply.meters);
         meters.for_each(|meter| add_meter(&mut page, name, role, meter));
     }
     if let Some(status) = snapshot.facts.as_ref().map(|facts| &facts.status) {
@@ -282,7 +282,7 @@ mod tests {
             for (name, _) in HELP {
                 meters.push(meter(name, ("target", "t1"), MeterKind::Histogram));
             }
-            Gathered { name: format!("node-{n}"), role: Role::Storage, told: Ok(Meters { meters }) }
+            Gathered { name: format!("node-{n}"), role: Role::Storage, reply: Ok(Meters { meters }) }
         };
         let snapshot = Snapshot { meters: (0..500).map(node).collect(), ..Snapshot::default() };
         let began = std::time::Instant::now();
@@ -303,9 +303,9 @@ mod tests {
             meter("weir_store_read_bytes_total", ("target", "t\"1"), MeterKind::Counter),
             meter("weir_rpc_inflight", ("", ""), MeterKind::Gauge),
         ];
-        let told = Gathered { name: "storage-1".into(), role: Role::Storage, told: Ok(Meters { meters }) };
-        let silent = Gathered { name: "n2:/m".into(), role: Role::Mount, told: Err("no answer".into()) };
-        let snapshot = Snapshot { meters: vec![told, silent], ..Snapshot::default() };
+        let known = Gathered { name: "storage-1".into(), role: Role::Storage, reply: Ok(Meters { meters }) };
+        let silent = Gathered { name: "n2:/m".into(), role: Role::Mount, reply: Err("no answer".into()) };
+        let snapshot = Snapshot { meters: vec![known, silent], ..Snapshot::default() };
         let text = metrics(&snapshot);
         for line in [
             "weir_up{node=\"storage-1\",role=\"storage\"} 1",

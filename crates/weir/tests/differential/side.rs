@@ -313,7 +313,8 @@ impl Side {
             }
             Action::Copy { from, to, mut from_at, mut to_at, len } => {
                 let (from, to) = (self.slot(from)?, self.slot(to)?);
-                fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), len as usize).map(bytes_shown)
+                fs::copy_file_range(from, Some(&mut from_at), to, Some(&mut to_at), len as usize)
+                    .map(bytes_shown)
             }
             Action::Holes { slot } => holes(self.slot(slot)?),
             Action::Sync { slot } => fs::fsync(self.slot(slot)?).map(done),
