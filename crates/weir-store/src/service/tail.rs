@@ -156,6 +156,7 @@ impl StorageNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Overlay;
 
     #[test]
     fn what_others_hold_above_the_own_log_is_adopted() {
