@@ -236,6 +236,7 @@ impl StorageNode {
             CopyCell::METHOD => CopyCell::from_bytes(body).map(|r| self.copy_cell(r)),
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
+            HasSpace::METHOD => HasSpace::from_bytes(body).map(|r| self.has_space(&r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
             ScrubTarget::METHOD => ScrubTarget::from_bytes(body).map(|r| self.scrub_target(&r)),
             CompareTarget::METHOD => CompareTarget::from_bytes(body).map(|r| self.compare_target(&r)),
@@ -605,6 +606,14 @@ impl StorageNode {
             store.durable(seq).await?;
             Ok(Reply::new(&list))
         }))
+    }
+    fn has_space(&self, r: &HasSpace) -> Handled {
+        let answer = self.target(r.target).map(|t| {
+            let refused = t.store.check_space(r.len).err();
+            let why = refused.as_ref().map_or_else(String::new, |e| e.context.clone());
+            Reply::new(&SpaceAnswer { has_space: refused.is_none(), why })
+        });
+        Handled::Now(answer)
     }
     fn stat_target(&self, r: &StatTarget, payload: Bytes) -> Handled {
         Handled::Now(self.target(r.target).map(|t| Reply::with_payload(&t.store.stat(), payload)))
