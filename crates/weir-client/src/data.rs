@@ -40,6 +40,8 @@ const CALL_PATIENCE: Duration = Duration::from_secs(5);
 /// last change. Later callers get the error at once. A call waits for members that are only away until its
 /// deadline.
 pub const LOSS_PATIENCE: Duration = Duration::from_secs(12);
+/// A write that a full target refuses waits this long for the move of its place, if that is planned.
+pub const FULL_PATIENCE: Duration = Duration::from_secs(30);
 /// A refused epoch means that a newer map will arrive soon.
 pub const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// Late reads that are decoded at the same time: each reads k times the bytes, and the late target may just

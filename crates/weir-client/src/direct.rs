@@ -2,7 +2,7 @@
 //!
 //! Invariant: bytes that were sent and may be on targets are reported to the leader, or noted as still to be
 //! reported; they are sent again if the file got another object, or was truncated, while they were in flight.
-use crate::data::{Overlay, StripeRef};
+use crate::data::{FULL_PATIENCE, Overlay, StripeRef};
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::join::join_all;
@@ -357,11 +357,13 @@ impl Inner {
             by_stripe.entry(p.stripe).or_default().push(overlay);
         }
         let deadline = self.deadline();
+        let full_until = deadline.min(self.env.clock.now() + FULL_PATIENCE);
         let calls: Vec<BoxFuture<'_, Result<()>>> = by_stripe
             .iter()
             .map(|(stripe, overlays)| {
                 let s = StripeRef { floor, ..self.stripe_ref(object, layout, *stripe, deadline) };
-                Box::pin(self.data.write_overlays(s, token_epoch, overlays)) as BoxFuture<'_, _>
+                Box::pin(self.data.write_overlays_around_full(s, token_epoch, overlays, full_until))
+                    as BoxFuture<'_, _>
             })
             .collect();
         join_all(calls).await.into_iter().collect::<Result<()>>()?;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: leftovers of a failed send at some targets are noted as unresolved before the send ends, and
 //! are settled before the next send to the stripe.
-use crate::data::{Done, Fragment, Overlay, StripeRef, encode};
+use crate::data::{Done, FULL_PATIENCE, Fragment, Overlay, StripeRef, encode};
 use crate::flush::is_much_unreported;
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::inode::{Inline, Inode, State, Unresolved};
@@ -11,7 +11,6 @@ use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::time::Duration;
 use weir_proto::data::{SEAL_ROOM, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
@@ -21,9 +20,6 @@ use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
 const ABOVE_SEAL: u64 = 256;
 
 const ABOVE_SEAL_TRIES: u32 = 3;
-
-/// A write that a full target refuses waits this long for the move of its place, if that is planned.
-const FULL_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Changed bytes of one stripe, frozen, and their way to targets.
 struct Send {

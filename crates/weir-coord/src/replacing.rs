@@ -12,7 +12,7 @@ use weir_proto::coord::{
     DrainTarget, FullPlace, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting, RefillReport,
     ReportFull, SetRebuild, TargetGone, TargetReport,
 };
-use weir_proto::map::{ClusterMap, Group, Target, TargetState};
+use weir_proto::map::{ClusterMap, Group, Member, MemberState, Target, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
 use weir_proto::{Error, NameRule, PgId, Result, TargetId};
 
@@ -68,6 +68,8 @@ pub struct Replacing {
     lost: BTreeSet<TargetId>,
     waiting: Vec<(PgId, TargetId, Hindrance)>,
     refills: BTreeMap<(TargetId, PgId), (RefillReport, Instant)>,
+    /// Since when places are rebuilt, and how many since then.
+    run: Option<(Instant, u32)>,
     pub moving: Moving,
 }
 
@@ -88,6 +90,7 @@ impl Replacing {
         wishes.gone.retain(|t| !is_up(t));
         self.note_down(map, now);
         self.lost = self.lost_now(map, wishes, now);
+        self.note_run(map, now);
         if self.lost.is_empty() || map.level < LEVEL_OF_REPLACEMENT {
             self.waiting.clear();
             return Plan::default();
@@ -100,6 +103,17 @@ impl Replacing {
     /// A member caught up: its target may take over another place at once.
     pub fn plan_again(&mut self) {
         self.planned = None;
+    }
+
+    fn note_run(&mut self, map: &ClusterMap, now: Instant) {
+        let members = map.groups.iter().filter(|g| g.scheme.parity > 0).flat_map(|g| &g.members);
+        let is_open = |m: &&Member| m.state == MemberState::Behind || self.lost.contains(&m.target);
+        let open = members.filter(is_open).count() as u32;
+        self.run = match self.run {
+            _ if open == 0 => None,
+            None => Some((now, open)),
+            Some((since, total)) => Some((since, total.max(open))),
+        };
     }
 
     fn note_down(&mut self, map: &ClusterMap, now: Instant) {
@@ -214,6 +228,8 @@ impl Replacing {
             refills: self.refills.values().filter(is_new).map(|(report, _)| report.clone()).collect(),
             draining: wishes.draining.iter().copied().collect(),
             paused: wishes.paused,
+            since_ms: self.run.map_or(0, |(since, _)| now.since(since).as_millis() as u64),
+            places_total: self.run.map_or(0, |(_, total)| total),
         }
     }
 }

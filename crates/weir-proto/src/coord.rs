@@ -228,13 +228,17 @@ message!(RebuildStatus {
     draining: Vec<TargetId>,
     /// No move starts.
     paused: bool,
+    /// Since when places are rebuilt without a pause, ms; 0: none is.
+    since_ms: u64,
+    /// The number of places to rebuild since then, with those that are done.
+    places_total: u32,
 });
 message!(
     /// Places of a lost target that no other target can take now.
     RebuildWaiting { target: TargetId, why: String, places: u32 }
 );
 message!(
-    /// Refill progress of a node's targets; repeated every second.
+    /// Refill progress of a node's targets; repeated all the time.
     ReportRefill = 66 by [Storage] -> () { reports: Vec<RefillReport> }
 );
 message!(RefillReport {

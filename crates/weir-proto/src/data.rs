@@ -375,6 +375,15 @@ message!(
     }
 );
 message!(
+    /// Whether the target has space for new data: a client asks the members that may have refused a write.
+    HasSpace = 252 by [Mount, Mover, Console] -> SpaceAnswer { target: TargetId, len: u32 }
+);
+message!(SpaceAnswer {
+    has_space: bool,
+    /// Why not.
+    why: String,
+});
+message!(
     /// State of a target. The payload is echoed: it shows whether large packets arrive, too.
     StatTarget = 250 by [Coordinator, Meta, Storage, Mount, Mover, Console] -> TargetStat { target: TargetId }
 );

@@ -99,7 +99,7 @@ methods!(
         LayersOf, TakeLayers, LayerCopied}
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
-        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, PassOn, ScrubTarget, CompareTarget}
+        MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, HasSpace, PassOn, ScrubTarget, CompareTarget}
     watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Gather}
     event::{ReportEvents, GetEvents, MarkEvents}
 );

@@ -15,7 +15,7 @@ const WRITES_MIN: u32 = 10;
 const RATE_MIN: u64 = 5_000_000;
 const RATE_MAX: u64 = 10_000_000_000;
 /// Beside clients that write, copying begins at this rate.
-const RATE_START: u64 = 50_000_000;
+const RATE_START: u64 = 20_000_000;
 /// A slowdown below this is not a reason: disks vary as much.
 const SCATTER_NS: u64 = 2_000_000;
 /// Classes of durations: powers of the square root of 2 from 16 µs on, up to 17 minutes.
@@ -54,7 +54,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Records how long a client's write took.
+    /// Records how long a client's write took: a fragment, or an overlay here or as a mirror.
     pub fn felt(&self, now: Instant, took: Duration) {
         let mut state = self.lock();
         state.pass(now);

@@ -7,7 +7,7 @@ use weir_proto::map::Group;
 use weir_proto::{Epoch, PgId, TargetId};
 
 /// Between reports of a target's progress.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
+const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 /// Kept in memory: a restart begins again.
 #[derive(Default, Debug)]

@@ -214,10 +214,16 @@ impl StorageNode {
             HoldStripe::METHOD => HoldStripe::from_bytes(body).map(|r| self.hold_stripe(r)),
             CommitStripe::METHOD => CommitStripe::from_bytes(body).map(|r| self.commit_stripe(r)),
             DropPrepared::METHOD => DropPrepared::from_bytes(body).map(|r| self.drop_prepared(r)),
-            WriteOverlay::METHOD => {
-                WriteOverlay::from_bytes(body).map(|r| self.write_overlay(r, payload, deadline))
-            }
-            MirrorOverlay::METHOD => MirrorOverlay::from_bytes(body).map(|r| self.mirror_overlay(r, payload)),
+            WriteOverlay::METHOD => WriteOverlay::from_bytes(body).map(|r| {
+                let target = self.target(r.place.target);
+                let written = self.write_overlay(r, payload, deadline);
+                target.map_or_else(|e| Handled::Now(Err(e)), |target| self.felt(target, written))
+            }),
+            MirrorOverlay::METHOD => MirrorOverlay::from_bytes(body).map(|r| {
+                let target = self.target(r.place.target);
+                let written = self.mirror_overlay(r, payload);
+                target.map_or_else(|e| Handled::Now(Err(e)), |target| self.felt(target, written))
+            }),
             ReadCell::METHOD => ReadCell::from_bytes(body).map(|r| self.read_cell(r)),
             ReadOverlays::METHOD => ReadOverlays::from_bytes(body).map(|r| self.read_overlays(r)),
             StatCell::METHOD => StatCell::from_bytes(body).map(|r| self.stat_cell(r)),
@@ -231,6 +237,7 @@ impl StorageNode {
             CopyCell::METHOD => CopyCell::from_bytes(body).map(|r| self.copy_cell(r)),
             NextStripe::METHOD => NextStripe::from_bytes(body).map(|r| self.next_stripe(r)),
             SealFile::METHOD => SealFile::from_bytes(body).map(|r| self.seal_file(r)),
+            HasSpace::METHOD => HasSpace::from_bytes(body).map(|r| self.has_space(&r)),
             StatTarget::METHOD => StatTarget::from_bytes(body).map(|r| self.stat_target(&r, payload)),
             ScrubTarget::METHOD => ScrubTarget::from_bytes(body).map(|r| self.scrub_target(&r)),
             CompareTarget::METHOD => CompareTarget::from_bytes(body).map(|r| self.compare_target(&r)),
@@ -398,8 +405,8 @@ impl StorageNode {
     // ---- fragments
 
     fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
-        let (clock, came) = (self.env.clock.clone(), self.env.clock.now());
-        self.blocking(r.place, move |store, acting| {
+        let (target, is_clients) = (self.target(r.place.target), r.mode != WriteMode::PrepareSeal);
+        let written = self.blocking(r.place, move |store, acting| {
             if usize::from(r.cell.index) != acting.position {
                 return Err(misplaced(r.cell, acting));
             }
@@ -412,11 +419,25 @@ impl StorageNode {
                 block_crcs: &r.block_crcs,
                 data: &payload,
             };
-            let written = store.write_fragment(&acting.scope, &write)?;
-            let now = clock.now();
-            acting.target.pace.felt(now, now.since(came));
-            Ok((written, (), Vec::new()))
-        })
+            Ok((store.write_fragment(&acting.scope, &write)?, (), Vec::new()))
+        });
+        match target {
+            Ok(target) if is_clients => self.felt(target, written),
+            _ => written,
+        }
+    }
+    /// A client's write, by whose time copies to the target are limited; with its wait for the commit.
+    fn felt(&self, target: Arc<Target>, written: Handled) -> Handled {
+        let (clock, came) = (self.env.clock.clone(), self.env.clock.now());
+        match written {
+            Handled::Later(reply) => Handled::Later(Box::pin(async move {
+                let reply = reply.await?;
+                let now = clock.now();
+                target.pace.felt(now, now.since(came));
+                Ok(reply)
+            })),
+            now => now,
+        }
     }
     fn hold_stripe(&self, r: HoldStripe) -> Handled {
         let node = self.shared();

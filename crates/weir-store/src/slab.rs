@@ -249,8 +249,25 @@ impl Slabs {
         }
     }
 
+    /// Refuses if new data of this length would be.
+    pub fn check_space(&self, len: u64) -> Result<()> {
+        if self.usage().1 >= len {
+            return Ok(());
+        }
+        let step = lock(&self.space).map.next_step();
+        self.may_grow(step * self.geometry.step_bytes, Purpose::NewData)
+    }
+
     fn grow(&self, step: u64, purpose: Purpose) -> Result<()> {
         let at = step * self.geometry.step_bytes;
+        self.may_grow(at, purpose)?;
+        let slab = self.slab(self.geometry.slab_of(at), true)?;
+        slab.file
+            .allocate(self.geometry.offset_in_slab(at), self.geometry.step_bytes)
+            .map_err(|e| self.error("take space for", at, &e))
+    }
+
+    fn may_grow(&self, at: u64, purpose: Purpose) -> Result<()> {
         let space = self.disk.space(&self.dir).map_err(|e| self.error("ask the free space of", at, &e))?;
         let (step_bytes, reserve) = (self.geometry.step_bytes, RESERVE_BYTES.min(space.total / 16));
         if space.free < step_bytes + reserve {
@@ -267,10 +284,7 @@ impl Slabs {
                 "target in {dir} is full: the last {free} bytes of its file system are kept for repairs"
             )));
         }
-        let slab = self.slab(self.geometry.slab_of(at), true)?;
-        slab.file
-            .allocate(self.geometry.offset_in_slab(at), self.geometry.step_bytes)
-            .map_err(|e| self.error("take space for", at, &e))
+        Ok(())
     }
 
     fn write(&self, extent: Extent, data: &[u8]) -> Result<()> {

@@ -241,6 +241,11 @@ impl Store {
             position: self.kv.durable().0,
         }
     }
+    /// Refuses as a write of new data would.
+    pub fn check_space(&self, len: u32) -> Result<()> {
+        self.usable()?;
+        self.slabs.check_space(u64::from(len))
+    }
     pub fn stat(&self) -> TargetStat {
         TargetStat {
             report: self.report(),

@@ -1,7 +1,10 @@
 //! Members that are full: a report to the coordinator, so that their place moves to a target with room.
 use super::{Data, GroupView, StripeRef};
+use crate::join::join_all;
 use std::time::Duration;
-use weir_env::Instant;
+use weir_env::{BoxFuture, Instant};
+use weir_proto::data::HasSpace;
+use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, PgId, TargetId};
 
 /// The coordinator is asked again about a group after this time.
@@ -39,6 +42,30 @@ impl Data {
             kind: ErrorKind::NoSpace,
             context: format!("{} refuses it: {}{then}", view.name_of(index), e.context),
         }
+    }
+
+    /// The same for an overlay: its sequencer answers for all members that keep the cell's log, so these are
+    /// asked which of them is full.
+    pub async fn overlay_refusal(&self, view: &GroupView, cell: u8, len: u32, e: Error) -> Error {
+        if e.kind != ErrorKind::NoSpace {
+            return e;
+        }
+        let parity = usize::from(view.group().scheme.data)..view.group().members.len();
+        let keepers = std::iter::once(usize::from(cell)).chain(parity);
+        let asked: Vec<BoxFuture<'_, Option<usize>>> = keepers
+            .filter(|index| view.state(*index) != MemberState::Down)
+            .map(|index| Box::pin(self.is_full(view, index, len)) as BoxFuture<'_, _>)
+            .collect();
+        match join_all(asked).await.into_iter().flatten().next() {
+            Some(full) => self.refusal(view, full, e).await,
+            None => e,
+        }
+    }
+    async fn is_full(&self, view: &GroupView, index: usize, len: u32) -> Option<usize> {
+        let target = view.place(index).target;
+        let answer = self.call(target, &HasSpace { target, len }, vec![], ASK_PATIENCE).await;
+        // An older program does not know the question.
+        answer.ok().filter(|answered| !answered.reply.has_space).map(|_| index)
     }
 
     async fn report_full(&self, view: &GroupView, index: usize) -> String {

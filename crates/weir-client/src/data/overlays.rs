@@ -2,7 +2,7 @@
 use super::{Data, MAP_PATIENCE, Overlay, StripeRef, is_unreachable, too_few};
 use crate::join::join_all;
 use crate::member::Pacing;
-use weir_env::BoxFuture;
+use weir_env::{BoxFuture, Instant};
 use weir_proto::data::{OverlayKind, WriteOverlay};
 use weir_proto::{Error, ErrorKind, Result, checksum};
 use weir_rpc::Payload;
@@ -15,6 +15,27 @@ impl Data {
             .map(|o| Box::pin(self.write_overlay(s, token_epoch, o)) as BoxFuture<'_, _>)
             .collect();
         join_all(calls).await.into_iter().collect::<Result<()>>().map_err(|e| e.doing(format!("write {s}")))
+    }
+
+    /// The same; while a place that a full target has moves to another one, it waits, up to `full_until`.
+    pub async fn write_overlays_around_full(
+        &self,
+        s: StripeRef,
+        token_epoch: u32,
+        overlays: &[Overlay],
+        full_until: Instant,
+    ) -> Result<()> {
+        loop {
+            let written = self.write_overlays(s, token_epoch, overlays).await;
+            match written {
+                Err(e) if e.kind == ErrorKind::NoSpace => {
+                    if !self.is_moved(&s, full_until).await {
+                        return Err(e);
+                    }
+                }
+                written => return written,
+            }
+        }
     }
 
     async fn write_overlay(&self, s: StripeRef, token_epoch: u32, o: &Overlay) -> Result<()> {
@@ -54,7 +75,7 @@ impl Data {
             if is_unreachable(&e) {
                 self.report(place, &e).await;
             } else if e.kind != ErrorKind::Stale {
-                return Err(e);
+                return Err(self.overlay_refusal(&view, o.index, o.len, e).await);
             }
             if self.view(&s)?.group().epoch == view.group().epoch {
                 self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;

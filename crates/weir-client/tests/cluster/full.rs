@@ -230,6 +230,50 @@ fn a_file_grows_once_a_full_targets_place_has_moved() {
     });
 }
 
+/// Pieces that are too large for the index, into files that have something already: alone, and beside another
+/// writer.
+#[test]
+fn small_overwrites_wait_for_a_full_targets_place() {
+    let lab = Lab::new(79);
+    lab.world().set_disk_capacity("s1", FULL_BYTES);
+    lab.run(7, |lab| async move {
+        let (a, b, cluster) = (lab.client("a").await, lab.client("b").await, lab.observe().await);
+        let on_full = |map: &ClusterMap| {
+            map.groups.iter().filter(|g| g.members.iter().any(|m| m.target == TargetId(2))).count()
+        };
+        let before = on_full(&cluster.map());
+        for n in 0..8_u64 {
+            let name = format!("f{n}");
+            let made =
+                a.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
+            let (h, ino) = (made.handle, made.stat.attr.ino);
+            let mut bytes = pattern(n, 0, 10_000);
+            write(&a, h, 0, &bytes).await;
+            a.fsync(h).await.unwrap();
+            let other = match n % 2 {
+                0 => None,
+                _ => Some(b.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle),
+            };
+            let piece = pattern(n + 20, 5000, 20_000);
+            write(&a, h, 5000, &piece).await;
+            a.fsync(h).await.unwrap_or_else(|e| panic!("{name}: {e}"));
+            bytes.truncate(5000);
+            bytes.extend(piece);
+            if let Some(other) = other {
+                let piece = pattern(n + 40, 30_000, 20_000);
+                write(&b, other, 30_000, &piece).await;
+                b.fsync(other).await.unwrap_or_else(|e| panic!("{name} beside another writer: {e}"));
+                bytes.resize(30_000, 0);
+                bytes.extend(piece);
+            }
+            let read = b.open(&root(), ino, OpenMode::READ).await.unwrap().handle;
+            assert!(b.read(read, 0, 1 << 20).await.unwrap().concat() == bytes, "{name}");
+        }
+        let after = on_full(&cluster.map());
+        assert!(after < before, "{before} groups had a place on the full target, {after} have one");
+    });
+}
+
 /// Nothing is outside the group: the error names the target, and why its place stays.
 #[test]
 fn a_refusal_names_the_full_target() {

@@ -23,7 +23,7 @@ macro_rules! for_every_message {
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, GroupAt, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, CompareTarget, CompareReport, ComparePass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
-                NextStripe, StripeFound, SealFile, StatTarget, TargetStat, PassOn, PassedOn}
+                NextStripe, StripeFound, SealFile, StatTarget, TargetStat, HasSpace, SpaceAnswer, PassOn, PassedOn}
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, SessionList, Sessions, SessionShown, Lookup, LookedUp, GetAttr, ReadLink, LinkTarget, ReadDir,
                 ListEntry, Listing, GetXattr, XattrValue, ListXattr, XattrNames, GetUsage, Usage, StatFs, FsStat,

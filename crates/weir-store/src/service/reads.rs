@@ -96,6 +96,14 @@ impl StorageNode {
             Ok(Reply::new(&list))
         }))
     }
+    pub(super) fn has_space(&self, r: &HasSpace) -> Handled {
+        let answer = self.target(r.target).map(|t| {
+            let refused = t.store.check_space(r.len).err();
+            let why = refused.as_ref().map_or_else(String::new, |e| e.context.clone());
+            Reply::new(&SpaceAnswer { has_space: refused.is_none(), why })
+        });
+        Handled::Now(answer)
+    }
     pub(super) fn stat_target(&self, r: &StatTarget, payload: Bytes) -> Handled {
         Handled::Now(self.target(r.target).map(|t| Reply::with_payload(&t.store.stat(), payload)))
     }

@@ -157,7 +157,6 @@ impl StorageNode {
 mod tests {
     use super::*;
     use crate::format::Overlay;
-    use weir_proto::data::OverlayKind;
 
     #[test]
     fn what_others_hold_above_the_own_log_is_adopted() {

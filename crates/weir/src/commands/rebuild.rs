@@ -15,6 +15,8 @@ use weir_proto::coord::{ClusterStatus, GonePlan, RebuildStatus, RebuildWaiting, 
 use weir_proto::map::{Group, Member, MemberState, Move};
 use weir_proto::{Error, TargetId};
 
+/// A place that is filled and not current yet has at least one in this many of its bytes to go.
+const LAST_PART: u64 = 10;
 /// The interval of `weir rebuild --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
@@ -132,11 +134,15 @@ struct Filled {
 struct Left {
     bytes: u64,
     bytes_per_s: u64,
+    /// The bytes of all that is done, and how long it took, ms: the time between two places is in it.
+    done: Option<(u64, u64)>,
 }
 
 impl Left {
     fn seconds(self) -> Option<u64> {
-        self.bytes.checked_div(self.bytes_per_s)
+        let by_rate = self.bytes.checked_div(self.bytes_per_s);
+        let Some((done, ms)) = self.done.filter(|(done, _)| *done > 0) else { return by_rate };
+        u64::try_from((u128::from(self.bytes) * u128::from(ms) / u128::from(done) + 500) / 1000).ok()
     }
     fn text(self, what: &str) -> Option<String> {
         let (seconds, mb) = (self.seconds()?, self.bytes / 1_000_000);
@@ -176,6 +182,16 @@ impl Places<'_> {
     }
 }
 
+/// The bytes of the places that are rebuilt since the rebuild began, and its time; `open`: the number of
+/// places that are not done, `left`: their bytes that are not copied yet.
+fn done(rebuild: &RebuildStatus, sizes: &Places<'_>, open: usize, left: u64) -> Option<(u64, u64)> {
+    let groups = sizes.groups.iter().filter(|g| g.scheme.parity > 0);
+    let (sum, count) = groups.fold((0, 0), |(sum, count), g| (sum + sizes.bytes_of(g), count + 1));
+    let mean = u64::checked_div(sum, count)?;
+    let all = u64::from(rebuild.places_total).max(open as u64) * mean;
+    (rebuild.since_ms > 0).then(|| (all.saturating_sub(left), rebuild.since_ms))
+}
+
 struct View {
     rebuild: RebuildStatus,
     /// Places that lost targets still have.
@@ -206,7 +222,8 @@ impl View {
         for (target, filled) in &mut filled {
             filled.apply(rebuild.refills.iter().filter(|r| r.target == *target));
             let total = sizes.bytes(|_, m| m.target == *target && m.state == MemberState::Behind);
-            filled.bytes_left = total.saturating_sub(filled.bytes);
+            // Writes that came meanwhile follow: a place is not done with its last byte.
+            filled.bytes_left = total.saturating_sub(filled.bytes).max(total / LAST_PART);
         }
         let has = |t: TargetId| members().filter(|m| m.target == t).count();
         let draining: BTreeMap<_, _> = rebuild.draining.iter().map(|t| (*t, has(*t))).collect();
@@ -224,8 +241,11 @@ impl View {
         let left = |targets: &BTreeMap<TargetId, Filled>, later: u64| Left {
             bytes: later + targets.values().map(|f| f.bytes_left).sum::<u64>(),
             bytes_per_s: targets.values().map(|f| f.bytes_per_s).sum(),
+            done: None,
         };
-        let rebuild_left = left(&filled, sizes.bytes(|_, m| lost.contains(&m.target)));
+        let mut rebuild_left = left(&filled, sizes.bytes(|_, m| lost.contains(&m.target)));
+        let open = places.values().sum::<usize>() + filled.values().map(|f| f.places).sum::<usize>();
+        rebuild_left.done = done(&rebuild, &sizes, open, rebuild_left.bytes);
         let leaves = |g: &Group, m: &Member| {
             let at = |f: &Move| g.members.get(usize::from(f.place)).map(|m| m.target);
             let is_moving = map.moves.iter().any(|f| f.group == g.id && at(f) == Some(m.target));
@@ -394,16 +414,32 @@ mod tests {
         let (target, group) = (TargetId(4), PgId(0));
         let refill = RefillReport { target, group, stripes_seen: 0, stripes_repaired: 0, bytes, since_ms };
         let (gone, waiting, draining, paused) = (vec![], vec![], vec![], false);
-        RebuildStatus { after_s: 600, gone, lost, waiting, refills: vec![refill], draining, paused }
+        let refills = vec![refill];
+        RebuildStatus {
+            after_s: 600,
+            gone,
+            lost,
+            waiting,
+            refills,
+            draining,
+            paused,
+            since_ms: 0,
+            places_total: 0,
+        }
     }
 
     #[test]
     fn the_time_left_counts_places_that_no_target_has_taken() {
         let one = View::of(&status([4, 1]), rebuild(vec![TargetId(1)], 50 * MB, 5000));
         assert_eq!(one.filled[&TargetId(4)].bytes_left, 50 * MB);
-        assert_eq!(one.rebuild_left, Left { bytes: 150 * MB, bytes_per_s: 10 * MB });
+        assert_eq!(one.rebuild_left, Left { bytes: 150 * MB, bytes_per_s: 10 * MB, done: None });
         assert_eq!(one.rebuild_left.seconds(), Some(15));
         assert!(one.text().contains("the rebuild: about 150 MB left, 10 MB/s, about 15 s"), "{}", one.text());
+        // Three places of 100 MB since 20 s: one is done, half of the second, and pauses were between them.
+        let run =
+            RebuildStatus { since_ms: 20_000, places_total: 3, ..rebuild(vec![TargetId(1)], 50 * MB, 5000) };
+        let paused = View::of(&status([4, 1]), run).rebuild_left;
+        assert_eq!((paused.done, paused.seconds()), (Some((150 * MB, 20_000)), Some(20)));
         let begun = View::of(&status([4, 4]), rebuild(vec![], 0, 0));
         assert_eq!((begun.rebuild_left.bytes, begun.rebuild_left.seconds()), (200 * MB, None));
         assert!(!begun.text().contains("the rebuild:"), "nothing is known of its rate");
