@@ -23,6 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use weir_load::{CpuRole, Watched};
 use weir_proto::Error;
 
 /// A small file that does not fit inline: that of mdtest-hard.
@@ -66,13 +67,15 @@ struct Cost {
     requests: BTreeMap<String, u64>,
     asked: u64,
     switches: Option<f64>,
+    /// By the role of the process and the name of the thread, with those of idle processes.
+    by_thread: BTreeMap<String, u64>,
 }
 
 pub fn run(options: &Options) -> Outcome<ExitCode> {
     let costs = match &options.path {
         Some(path) => {
-            let pids = options.cluster.as_deref().map(pids_of).transpose()?;
-            count(path, options.other.as_deref(), pids, options.ops)?
+            let watched = options.cluster.as_deref().map(processes_of).transpose()?;
+            count(path, options.other.as_deref(), watched, options.ops)?
         }
         None => on_a_new_cluster(options)?,
     };
@@ -105,16 +108,13 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
     let bar = spinner("starting the cluster");
     let brought = up::bring_up(&wish);
     bar.finish_and_clear();
-    let costs = brought
-        .and_then(|_| count(&stage.mount, Some(&other), Some(pids_of(&stage.cluster_dir())?), options.ops));
+    let costs = brought.and_then(|_| {
+        count(&stage.mount, Some(&other), Some(processes_of(&stage.cluster_dir())?), options.ops)
+    });
     let ended = stage.end();
     let costs = costs?;
     ended?;
     Ok(costs)
-}
-
-fn pids_of(cluster: &Path) -> Outcome<Vec<i32>> {
-    Ok(processes_of(cluster)?.iter().map(|watched| watched.pid).collect())
 }
 
 /// Directories of one name on both mounts, removed at the end.
@@ -148,7 +148,7 @@ impl Drop for Scratch {
 /// Counters of one mount and of processes.
 struct Counter {
     mount: PathBuf,
-    pids: Option<Vec<i32>>,
+    watched: Option<Vec<Watched>>,
     /// Thread switches per second without requests.
     idle_per_s: f64,
     /// Requests that this program made to read the counters.
@@ -162,12 +162,13 @@ struct Seen {
 }
 
 impl Counter {
-    fn new(mount: PathBuf, pids: Option<Vec<i32>>) -> Counter {
-        let mut counter = Counter { mount, pids, idle_per_s: 0.0, looks: Cell::new(0) };
+    fn new(mount: PathBuf, watched: Option<Vec<Watched>>) -> Counter {
+        let mut counter = Counter { mount, watched, idle_per_s: 0.0, looks: Cell::new(0) };
         let begun = Instant::now();
         let before = counter.switches();
         std::thread::sleep(IDLE);
-        counter.idle_per_s = (counter.switches() - before) as f64 / begun.elapsed().as_secs_f64();
+        let idle: u64 = grown(&before, counter.switches()).values().sum();
+        counter.idle_per_s = idle as f64 / begun.elapsed().as_secs_f64();
         counter
     }
 
@@ -197,8 +198,12 @@ impl Counter {
         }
     }
 
-    fn switches(&self) -> u64 {
-        self.pids.iter().flatten().map(|pid| switches_of(*pid)).sum()
+    fn switches(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for (thread, n) in self.watched.iter().flatten().flat_map(switches_of) {
+            *all.entry(thread).or_default() += n;
+        }
+        all
     }
 
     fn cost(&self, what: &'static str, of: f64, work: impl FnOnce() -> Outcome<()>) -> Outcome<Cost> {
@@ -207,36 +212,50 @@ impl Counter {
         work().map_err(|e| e.doing(format_args!("count {what}")))?;
         let after = self.settled()?;
         let idle = self.idle_per_s * begun.elapsed().as_secs_f64();
-        let switches = self.switches().saturating_sub(switches) as f64 - idle;
-        let grown = |(kind, n): (String, u64)| {
-            let by = n.saturating_sub(before.requests.get(&kind).copied().unwrap_or(0));
-            (by > 0).then_some((kind, by))
-        };
+        let by_thread = grown(&switches, self.switches());
+        let switches = by_thread.values().sum::<u64>() as f64 - idle;
         Ok(Cost {
             what,
             of,
-            requests: after.requests.into_iter().filter_map(grown).collect(),
+            requests: grown(&before.requests, after.requests),
             asked: after.asked.saturating_sub(before.asked),
-            switches: self.pids.is_some().then_some(switches.max(0.0)),
+            switches: self.watched.is_some().then_some(switches.max(0.0)),
+            by_thread,
         })
     }
 }
 
-/// The thread switches of all live threads of a process.
-fn switches_of(pid: i32) -> u64 {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let of_task = |task: fs::DirEntry| {
-        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
-        let counts = status.lines().filter(|line| line.contains("voluntary_ctxt_switches"));
-        counts.filter_map(|line| line.rsplit('\t').next()?.trim().parse::<u64>().ok()).sum::<u64>()
+/// The counts that are higher than before, by how much.
+fn grown(before: &BTreeMap<String, u64>, after: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let by = |(kind, n): (String, u64)| {
+        let by = n.saturating_sub(before.get(&kind).copied().unwrap_or(0));
+        (by > 0).then_some((kind, by))
     };
-    tasks.map(of_task).sum()
+    after.into_iter().filter_map(by).collect()
 }
 
-fn count(path: &Path, other: Option<&Path>, pids: Option<Vec<i32>>, ops: u32) -> Outcome<Vec<Cost>> {
+/// The thread switches of the live threads of a process.
+fn switches_of(process: &Watched) -> Vec<(String, u64)> {
+    let role = match process.role {
+        CpuRole::Client => "client",
+        CpuRole::Storage => "storage",
+        CpuRole::Names => "names",
+    };
+    let tasks = fs::read_dir(format!("/proc/{}/task", process.pid)).into_iter().flatten().flatten();
+    let of_task = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+        let value = |line: &str| line.rsplit('\t').next().unwrap_or_default().trim().to_owned();
+        let name = status.lines().find(|line| line.starts_with("Name:")).map(value).unwrap_or_default();
+        let counts = status.lines().filter(|line| line.contains("voluntary_ctxt_switches"));
+        (format!("{role}, {name}"), counts.filter_map(|line| value(line).parse::<u64>().ok()).sum())
+    };
+    tasks.map(of_task).collect()
+}
+
+fn count(path: &Path, other: Option<&Path>, watched: Option<Vec<Watched>>, ops: u32) -> Outcome<Vec<Cost>> {
     file::ask(path, file::CLIENT)?; // whether it is a mount of Weir
     let scratch = Scratch::new(path, other)?;
-    let counter = Counter::new(scratch.here.clone(), pids);
+    let counter = Counter::new(scratch.here.clone(), watched);
     let bar = spinner("counting");
     let costs = all(&scratch, &counter, u64::from(ops), &|what| bar.set_message(what));
     bar.finish_and_clear();
@@ -445,9 +464,11 @@ fn as_json(costs: &[Cost], ops: u32) -> Value {
     let row = |cost: &Cost| {
         let each = |n: u64| n as f64 / cost.of;
         let kinds: BTreeMap<&str, f64> = cost.requests.iter().map(|(k, n)| (&k[..], each(*n))).collect();
+        let by_thread: BTreeMap<&str, f64> = cost.by_thread.iter().map(|(k, n)| (&k[..], each(*n))).collect();
         json!({
             "operation": cost.what, "requests": each(cost.requests.values().sum()), "by_kind": kinds,
             "messages": each(cost.asked), "switches": cost.switches.map(|n| n / cost.of),
+            "switches_by_thread": by_thread,
         })
     };
     json!({ "ops": ops, "rows": costs.iter().map(row).collect::<Vec<_>>() })
