@@ -178,7 +178,13 @@ impl StorageNode {
         let mut logs = BTreeMap::new();
         for peer in peers.iter().filter(|p| group.members[**p].state == Current) {
             let read = Box::pin(self.log_of(&acting, cell, *peer));
-            let mut log = self.while_live(&acting, *peer, read).await?;
+            let mut log = match self.while_live(&acting, *peer, read).await {
+                Ok(log) => log,
+                Err(e) => {
+                    self.report_unreachable(&acting, *peer, &e).await;
+                    return Err(e);
+                }
+            };
             // A truncation here reaches that member, too, as soon as it is sent.
             log.0.retain(|_, o| o.token_epoch >= void_below);
             logs.insert(*peer, log);
@@ -195,6 +201,16 @@ impl StorageNode {
             self.send_again(&acting, cell, peer, &send).await?;
         }
         Ok(())
+    }
+
+    /// Writes wait for the comparison after a start, so the coordinator must learn of a keeper that is gone.
+    async fn report_unreachable(&self, acting: &Acting, peer: usize, e: &Error) {
+        if let ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io | ErrorKind::NotFound = e.kind {
+            let (target, Scope { group, epoch, .. }) = (acting.group().members[peer].target, acting.scope);
+            let why = format!("compare an overlay log: {e}");
+            // Its decision arrives in the map; if it does not answer, the comparison is tried again.
+            let _ = self.peers.report(target, group, epoch, why).await;
+        }
     }
 
     /// A peer's log above the folded sequence, its last number and that sequence.
