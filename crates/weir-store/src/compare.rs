@@ -90,7 +90,7 @@ mod tests {
         let comparer = Comparer::default();
         let at = |s: u64| Instant::default() + Duration::from_secs(s);
         let due = |s| comparer.is_due(at(s));
-        assert_eq!((due(0), due(3599), due(3600)), (false, false, true));
+        assert_eq!((due(0), due(59), due(60)), (false, false, true));
         comparer.begin(at(4000), WallTime(7), 2);
         assert_eq!((due(4001), due(4000 + 24 * 3600)), (false, true));
         comparer.ask();
