@@ -65,9 +65,9 @@ def copied_bytes(cluster: Cluster) -> float:
     return sum(float(value) for value in found)
 
 
-def own_disks(mounts: ExitStack, top: Path, targets: int, size: int) -> None:
+def own_disks(mounts: ExitStack, top: Path, targets: range, size: int) -> None:
     """A file system for each target's directory, with what is in the directory."""
-    for number in range(1, targets + 1):
+    for number in targets:
         image, at, before = top / f"t{number}.img", top / "w" / f"t{number}", top / f"t{number}.before"
         at.mkdir(exist_ok=True)
         at.rename(before)
@@ -88,18 +88,24 @@ def grow(program: Path, args: argparse.Namespace, top: Path) -> dict[str, float]
         cluster = Cluster(program, top)
         cluster.up(6)
         cluster.down()
-        own_disks(undo, top, 12, args.disk << 20)
+        own_disks(undo, top, range(1, 7), args.disk << 20)
         undo.callback(cluster.down)
         cluster.up(6)
         # Of each of the six disks two fifths.
         fill(cluster.mount, int(6 * 0.4 * (args.disk << 20) * 4 / 6))
         old = sum(used for used, _ in cluster.used().values())
+        cluster.run("rebuild", "--pause")
+        cluster.up(12)
+        cluster.down()
+        own_disks(undo, top, range(7, 13), args.disk << 20)
+        undo.callback(cluster.down)
+        cluster.up(12)
         writer = Writer(cluster.mount, RATE, KEPT, fresh=True)
         undo.callback(setattr, writer, "stops", True)
         writer.start()
         time.sleep(3)
         begun = time.monotonic()
-        cluster.up(12)
+        cluster.run("rebuild", "--resume")
 
         def shares() -> list[float]:
             return [used / capacity for used, capacity in cluster.used().values()]
@@ -248,7 +254,7 @@ def main() -> int:
     parser.add_argument("mode", choices=modes)
     parser.add_argument("weir", type=Path, help="the program")
     parser.add_argument("--megabytes", type=int, default=700, help="bytes in files, in MB (default 700)")
-    parser.add_argument("--disk", type=int, default=512, help="size of each disk of `grow`, in MiB (default 512)")
+    parser.add_argument("--disk", type=int, default=256, help="size of each disk of `grow`, in MiB (default 256)")
     parser.add_argument("--runs", type=int, default=1, help="runs (default 1); the medians are printed at the end")
     args = parser.parse_args()
     program = args.weir.resolve()

@@ -250,11 +250,15 @@ impl Slabs {
     }
 
     /// Refuses if new data of this length would be.
-    pub fn check_space(&self, len: u64) -> Result<()> {
-        if self.usage().1 >= len {
+    pub fn check_space(&self, len: u32, durable: CommitSeq) -> Result<()> {
+        let mut space = lock(&self.space);
+        space.reclaim(durable);
+        if let Some(extent) = space.map.take(round_up(len)) {
+            space.map.give(extent);
             return Ok(());
         }
-        let step = lock(&self.space).map.next_step();
+        let step = space.map.next_step();
+        drop(space);
         self.may_grow(step * self.geometry.step_bytes, Purpose::NewData)
     }
 

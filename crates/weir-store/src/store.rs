@@ -244,7 +244,7 @@ impl Store {
     /// Refuses as a write of new data would.
     pub fn check_space(&self, len: u32) -> Result<()> {
         self.usable()?;
-        self.slabs.check_space(u64::from(len))
+        self.slabs.check_space(len, self.kv.durable())
     }
     pub fn stat(&self) -> TargetStat {
         TargetStat {

@@ -1,5 +1,6 @@
 //! Claims: new targets are used by new files at once; a target is drained and removed while programs write,
-//! and after that any two further targets may go, and every byte is still read.
+//! and after that any two further targets may go, and every byte is still read. A full target stops no writer
+//! while its places can move.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -8,9 +9,12 @@
 mod common;
 
 use common::writer::{Writer, check};
-use common::{Cluster, can_mount, pattern, text, wait_until};
+use common::{Cluster, can_mount, left_out, pattern, shell, text, volume, wait_until};
 use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
+use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -82,4 +86,97 @@ fn a_cluster_grows_and_its_oldest_target_leaves() {
     check(&at_other(old), "two others are gone");
     check(&at_other(files), "two others are gone");
     assert_eq!(fs::read(other.join("new")).unwrap(), pattern(77, 8_000_000));
+}
+
+/// A directory for a cluster, in which target 1 gets a small file system of its own.
+struct SmallDisk {
+    root: TempDir,
+}
+
+impl SmallDisk {
+    fn new() -> SmallDisk {
+        SmallDisk { root: tempfile::Builder::new().prefix("weir-full-").tempdir().unwrap() }
+    }
+    fn dir(&self) -> PathBuf {
+        self.root.path().join("cluster")
+    }
+    fn target(&self) -> PathBuf {
+        self.dir().join("t1")
+    }
+    /// While the cluster is stopped.
+    fn put_in(&self, mib: u64) {
+        let (root, at) = (self.root.path().display(), self.target());
+        let at = at.display();
+        shell(&format!(
+            "mv {at} {root}/before; mkdir {at}; truncate -s {mib}M {root}/t1.img; mkfs.ext4 -q -m 0 {root}/t1.img; \
+             mount -o loop {root}/t1.img {at}; rmdir {at}/lost+found; cp -a {root}/before/. {at}"
+        ));
+    }
+    /// Another file takes all but these MiB.
+    fn leave(&self, mib: u64) {
+        let at = self.target();
+        let free = shell(&format!("df --output=avail -B1M {} | tail -1", at.display()));
+        let taken = free.trim().parse::<u64>().unwrap() - mib;
+        shell(&format!("fallocate -l {taken}M {}/ballast", at.display()));
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // The cluster has ended; if a process hangs, the disk is freed when it goes.
+        let _ = Command::new("umount").arg("-l").arg(self.target()).status();
+    }
+}
+
+fn is_root() -> bool {
+    shell("id -u").trim() == "0" || left_out("only root can mount a file in place of a disk")
+}
+
+#[test]
+fn a_full_disk_stops_no_writer_while_its_places_can_move() {
+    if !can_mount() || !is_root() {
+        return;
+    }
+    let disk = SmallDisk::new();
+    let cluster = Cluster::at(Some(disk.dir()), 2, &["--targets", "7"]);
+    cluster.run_weir(&["down"]);
+    disk.put_in(384);
+    cluster.up();
+    volume(&cluster, &["create", "data"]);
+    volume(&cluster, &["policy", "data", "--write-floor", "5"]);
+    let top = cluster.mount().join("data");
+    let mut old = Vec::new();
+    for n in 0..40 {
+        let (path, data) = (top.join(format!("old{n}")), pattern(n, 3_000_000));
+        fs::write(&path, &data).unwrap();
+        old.push((path, data));
+    }
+    let mut writer = Writer::start(&top);
+    let is_full = || cluster.status()["troubles"].to_string().contains("target-full");
+    assert!(!is_full());
+    disk.leave(8);
+    wait_until("t1 is reported as full", PATIENCE, is_full);
+    check(&old, "t1 is full");
+    // The old files grow, too, in each of their groups.
+    for (n, (path, data)) in old.iter_mut().enumerate() {
+        let more = pattern(n as u64 + 100, 500_000);
+        let mut file = fs::File::options().append(true).open(&*path).unwrap();
+        std::io::Write::write_all(&mut file, &more).unwrap();
+        file.sync_all().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        data.extend(more);
+    }
+    let json = |args: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&cluster.run_weir(&[args, &["--json"]].concat())).unwrap()
+    };
+    wait_until("nothing moves any more, and t1 has room", PATIENCE, || {
+        let idle = json(&["rebuild"])["moving"].as_array().is_some_and(Vec::is_empty);
+        idle && !is_full()
+    });
+    let files = writer.end();
+    check(&old, "places have moved");
+    check(&files, "places have moved");
+    let other = cluster.mounts[1].join("data");
+    let at_other: Vec<_> =
+        old.into_iter().map(|(path, data)| (other.join(path.file_name().unwrap()), data)).collect();
+    check(&at_other, "places have moved, at another mount");
 }

@@ -45,10 +45,10 @@ impl Data {
     }
 
     /// The same for an overlay: its sequencer answers for all members that keep the cell's log, so these are
-    /// asked which of them is full.
-    pub async fn overlay_refusal(&self, view: &GroupView, cell: u8, len: u32, e: Error) -> Error {
+    /// asked which of them is full. `None`: none is any more.
+    pub async fn overlay_refusal(&self, view: &GroupView, cell: u8, len: u32, e: &Error) -> Option<Error> {
         if e.kind != ErrorKind::NoSpace {
-            return e;
+            return Some(e.clone());
         }
         let parity = usize::from(view.group().scheme.data)..view.group().members.len();
         let keepers = std::iter::once(usize::from(cell)).chain(parity);
@@ -56,10 +56,8 @@ impl Data {
             .filter(|index| view.state(*index) != MemberState::Down)
             .map(|index| Box::pin(self.is_full(view, index, len)) as BoxFuture<'_, _>)
             .collect();
-        match join_all(asked).await.into_iter().flatten().next() {
-            Some(full) => self.refusal(view, full, e).await,
-            None => e,
-        }
+        let full = join_all(asked).await.into_iter().flatten().next()?;
+        Some(self.refusal(view, full, e.clone()).await)
     }
     async fn is_full(&self, view: &GroupView, index: usize, len: u32) -> Option<usize> {
         let target = view.place(index).target;

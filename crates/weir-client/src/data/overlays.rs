@@ -7,6 +7,9 @@ use weir_proto::data::{OverlayKind, WriteOverlay};
 use weir_proto::{Error, ErrorKind, Result, checksum};
 use weir_rpc::Payload;
 
+/// An overlay is written again this often if the member that was full has space when it is asked.
+const SPACES_MAX: u32 = 5;
+
 impl Data {
     /// Writes extents into data cells, in parallel.
     pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
@@ -45,7 +48,7 @@ impl Data {
         };
         let payload = Payload { parts: o.payload.iter().cloned().collect(), crc: Some(crc) };
         let (mut retry, mut waiting) = (self.retry(s.deadline), None);
-        let (write, mut attempt) = (self.env.rng.next_u64(), 0);
+        let (write, mut attempt, mut spaces) = (self.env.rng.next_u64(), 0, 0);
         loop {
             let view = self.writable_view(&s).await?;
             let through = view
@@ -75,7 +78,14 @@ impl Data {
             if is_unreachable(&e) {
                 self.report(place, &e).await;
             } else if e.kind != ErrorKind::Stale {
-                return Err(self.overlay_refusal(&view, o.index, o.len, e).await);
+                match self.overlay_refusal(&view, o.index, o.len, &e).await {
+                    Some(refused) => return Err(refused),
+                    None if spaces == SPACES_MAX || !retry.has_time() => return Err(e),
+                    None => spaces += 1,
+                }
+                retry.pause().await;
+                attempt += 1;
+                continue;
             }
             if self.view(&s)?.group().epoch == view.group().epoch {
                 self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
