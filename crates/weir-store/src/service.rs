@@ -13,7 +13,7 @@ use crate::format;
 use crate::pace::Pace;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::scrub::Scrubber;
-use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
+use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Placed, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -341,7 +341,7 @@ impl StorageNode {
             let store = acting.target.store.clone();
             let (seq, body, payload) =
                 node.on_disk(&store, move || work(&acting.target.store, &acting)).await?;
-            store.durable(seq).await?;
+            store.durable_here(seq).await?; // on the disk's thread, which brought the result
             Ok(Reply::with_payload(&body, payload))
         }))
     }
@@ -389,25 +389,28 @@ impl StorageNode {
     // ---- fragments
 
     fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
-        let (clock, came) = (self.env.clock.clone(), self.env.clock.now());
-        self.blocking(r.place, move |store, acting| {
+        let (node, came) = (self.shared(), self.env.clock.now());
+        Handled::Later(Box::pin(async move {
+            let acting = node.acting(r.place).await?;
             if usize::from(r.cell.index) != acting.position {
-                return Err(misplaced(r.cell, acting));
+                return Err(misplaced(r.cell, &acting));
             }
-            let write = FragmentWrite {
-                cell: r.cell,
-                version: r.version,
-                mode: r.mode,
-                missing: r.missing,
-                folded_seqs: &r.folded_seqs,
-                block_crcs: &r.block_crcs,
-                data: &payload,
+            let store = acting.target.store.clone();
+            let (writer, scope) = (store.clone(), acting.scope.clone());
+            let placing = move || (writer.place_fragment(&scope, &fragment_of(&r, &payload)), r, payload);
+            let (placed, r, payload) = node.on_disk(&store, placing).await;
+            let seq = match placed? {
+                Placed::Before(seq) => seq,
+                Placed::Now(extent) => {
+                    store.sync_placed(extent).await?;
+                    store.enter_fragment(&acting.scope, &fragment_of(&r, &payload), extent)?
+                }
             };
-            let written = store.write_fragment(&acting.scope, &write)?;
-            let now = clock.now();
+            let now = node.env.clock.now();
             acting.target.pace.felt(now, now.since(came));
-            Ok((written, (), Vec::new()))
-        })
+            store.durable_here(seq).await?;
+            Ok(Reply::new(&()))
+        }))
     }
     fn hold_stripe(&self, r: HoldStripe) -> Handled {
         let node = self.shared();
@@ -658,4 +661,16 @@ fn misplaced(cell: CellId, acting: &Acting) -> Error {
         "cell {cell} does not belong on {}, which is place {} of {}",
         acting.target.store.target, acting.position, acting.scope.group
     ))
+}
+
+fn fragment_of<'a>(r: &'a WriteFragment, payload: &'a Bytes) -> FragmentWrite<'a> {
+    FragmentWrite {
+        cell: r.cell,
+        version: r.version,
+        mode: r.mode,
+        missing: r.missing,
+        folded_seqs: &r.folded_seqs,
+        block_crcs: &r.block_crcs,
+        data: payload,
+    }
 }

@@ -51,7 +51,10 @@ const READ_HERE_MAX: Duration = Duration::from_micros(300);
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
+mod fragments;
 mod upkeep;
+
+pub use fragments::Placed;
 
 pub struct Store {
     pub target: TargetId,
@@ -153,80 +156,6 @@ impl Store {
 
     // ---- fragments
 
-    /// Writes a fragment; the caller waits for [`Store::durable`] of the result before it answers.
-    pub fn write_fragment(&self, scope: &Scope, write: &FragmentWrite<'_>) -> Result<CommitSeq> {
-        self.usable()?;
-        scope.check_index(write.cell)?;
-        if write.data.len() > CELL_BYTES_MAX as usize {
-            return Err(Error::invalid(format!(
-                "cell {}: a fragment of {} bytes",
-                write.cell,
-                write.data.len()
-            )));
-        }
-        if block_crcs(write.data, CHECKSUM_BLOCK as usize) != write.block_crcs {
-            return Err(Error::invalid(format!(
-                "cell {}: the bytes do not match their checksums",
-                write.cell
-            )));
-        }
-        self.forget_lost(scope, write.cell)?;
-        let mut admission = Admission::Write;
-        let seen = self.kv.read(&mut |r| {
-            cells::refuse_lower(r, scope.group, scope.epoch)?;
-            admission = self.admit(r, scope, write)?;
-            Ok(())
-        })?;
-        if admission == Admission::Present {
-            // A retry: the version is here. Only the mask may have grown.
-            let (marked, _) = self.mark_missing(scope, write.cell, write.version, write.missing)?;
-            return Ok(marked.max(seen));
-        }
-        let extent = self.store_new(write.data)?;
-        let fragment = Fragment {
-            version: write.version,
-            epoch: scope.epoch,
-            seal: write.mode == WriteMode::PrepareSeal,
-            missing: write.missing,
-            extent,
-            fragment_bytes: write.data.len() as u32,
-            folded_seq: folded_seq_of(scope, write.cell, write.folded_seqs),
-            folded_seqs: write.folded_seqs.to_vec(),
-            block_crcs: write.block_crcs.to_vec(),
-        };
-        let committed = self.commit_bytes(extent, &mut |txn, delta| {
-            cells::check_epoch(txn, scope.group, scope.epoch)?;
-            if self.admit(txn, scope, write)? == Admission::Present {
-                delta.dropped.push(extent);
-                return Ok(());
-            }
-            match write.mode {
-                WriteMode::Fresh | WriteMode::Fill => {
-                    cells::fresh(txn, scope, write.cell, fragment.clone(), delta)
-                }
-                WriteMode::Prepare | WriteMode::PrepareSeal => {
-                    cells::prepare(txn, scope, write.cell, &fragment, delta)
-                }
-            }
-        })?;
-        self.crash_point(crash_points::FRAGMENT_LOGGED);
-        self.counters.fragment_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
-        let (cell, mode) = (write.cell, write.mode);
-        tracing::trace!(on = %self.target, %cell, version = %write.version, epoch = %scope.epoch, ?mode, missing = write.missing, folded_seqs = ?write.folded_seqs, "fragment");
-        Ok(committed)
-    }
-
-    fn admit(&self, read: &dyn Read, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Admission> {
-        let FragmentWrite { cell, version, mode, .. } = *write;
-        match mode {
-            WriteMode::Fill => return cells::admit_fill(read, scope, cell, version, write.block_crcs),
-            WriteMode::Prepare if self.given_up().get(&(cell, version)).is_some() => {
-                return Err(Error::stale(format!("cell {cell}: version {version} was given up")));
-            }
-            WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {}
-        }
-        cells::admit(read, cell, version, write.data, write.block_crcs)
-    }
     fn given_up(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), GIVEN_UP_MAX>> {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -325,7 +254,7 @@ impl Store {
         };
         let expected = base.map_or(Version(0), |b| b.version);
         let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
-        let committed = self.commit_bytes(own, &mut |txn, delta| {
+        let committed = self.commit_bytes_more(own, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::check_fence(txn, cell.file, version.token_epoch())?;
             let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
@@ -667,7 +596,17 @@ impl Store {
         extent: Extent,
         body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
     ) -> Result<CommitSeq> {
-        self.change(body).inspect_err(|_| self.slabs.forget(extent))
+        let seq = self.commit_bytes_more(extent, body)?;
+        self.kv.flush_soon();
+        Ok(seq)
+    }
+    /// The same for a caller that waits for it at once.
+    fn commit_bytes_more(
+        &self,
+        extent: Extent,
+        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
+    ) -> Result<CommitSeq> {
+        self.change_more(body).inspect_err(|_| self.slabs.forget(extent))
     }
     pub(crate) fn change(
         &self,
