@@ -6,6 +6,7 @@
 use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::plan::Occasion;
+use crate::send::Send;
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -33,12 +34,16 @@ impl Inner {
         loop {
             let changed = inode.changed.notified();
             {
-                let mut st = inode.lock();
+                let st = inode.lock();
                 let waiting = awaited.get_or_insert_with(|| {
                     let sent = st.write.sends().map(|(stripe, id)| (stripe, Awaited::End(id)));
                     sent.chain(st.write.due().map(|stripe| (stripe, Awaited::Start))).collect()
                 });
-                self.advance(inode, &mut st, waiting, occasion)?;
+                let (mut begun, mut st) = (Vec::new(), st);
+                let advanced = self.advance(inode, &mut st, waiting, (occasion, &mut begun));
+                drop(st);
+                self.begin_sends(begun);
+                advanced?;
                 if waiting.is_empty() {
                     return Ok(());
                 }
@@ -49,12 +54,13 @@ impl Inner {
         }
     }
 
+    /// Takes what is due for sends, which the caller begins without the lock.
     fn advance(
         &self,
         inode: &Arc<Inode>,
         st: &mut State,
         waiting: &mut BTreeMap<u64, Awaited>,
-        occasion: Occasion,
+        (occasion, begun): (Occasion, &mut Vec<Send>),
     ) -> Result<()> {
         for stripe in waiting.keys().copied().collect::<Vec<_>>() {
             let under_way = st.write.send_of(stripe);
@@ -64,7 +70,11 @@ impl Inner {
                 Awaited::End(_) => None,
                 Awaited::Start if !is_due => under_way.map(Awaited::End),
                 Awaited::Start if under_way.is_some() => continue,
-                Awaited::Start => Some(Awaited::End(self.start_send(inode, st, stripe, occasion)?)),
+                Awaited::Start => {
+                    let (id, send) = self.take_for_send(inode, st, stripe, occasion)?;
+                    begun.push(send);
+                    Some(Awaited::End(id))
+                }
             };
             match next {
                 Some(next) => waiting.insert(stripe, next),

@@ -21,8 +21,11 @@ const ABOVE_SEAL: u64 = 256;
 
 const ABOVE_SEAL_TRIES: u32 = 3;
 
+/// A send this small begins on the thread that waits for it: it is a message or two, without parity.
+const BEGIN_HERE_BYTES_MAX: usize = 64 << 10;
+
 /// Changed bytes of one stripe, frozen, and their way to targets.
-struct Send {
+pub struct Send {
     inode: Arc<Inode>,
     /// The object that they go to.
     object: InodeId,
@@ -69,7 +72,39 @@ impl Inner {
         st: &mut State,
         stripe: u64,
         occasion: Occasion,
-    ) -> Result<u64> {
+    ) -> Result<()> {
+        let (_, send) = self.take_for_send(inode, st, stripe, occasion)?;
+        self.spawn_send(send);
+        Ok(())
+    }
+
+    fn spawn_send(&self, send: Send) {
+        let me = self.arc();
+        self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
+    }
+
+    /// For a caller that waits for all of these, and holds no lock.
+    pub fn begin_sends(&self, mut sends: Vec<Send>) {
+        let is_small =
+            |send: &Send| send.parts.iter().map(|(_, b)| b.len()).sum::<usize>() <= BEGIN_HERE_BYTES_MAX;
+        // Several: the runtime's threads share the work.
+        if sends.len() == 1
+            && let Some(send) = sends.pop_if(|send| is_small(send))
+        {
+            let me = self.arc();
+            self.env.tasks.begin("send stripe", async move { me.run_send(send).await });
+        }
+        sends.into_iter().for_each(|send| self.spawn_send(send));
+    }
+
+    /// As `start_send`, with a number for the send, which the caller begins.
+    pub fn take_for_send(
+        &self,
+        inode: &Arc<Inode>,
+        st: &mut State,
+        stripe: u64,
+        occasion: Occasion,
+    ) -> Result<(u64, Send)> {
         let layout = layout_of(st, inode.ino)?;
         // Inline bytes are all of the file.
         self.leave_inode(st, inode.ino)?;
@@ -94,9 +129,7 @@ impl Inner {
         let unresolved = st.write.unresolved_of(stripe);
         let send =
             Send { inode, object, layout, stripe, parts, how, unresolved, token_epoch, write_generation };
-        let me = self.arc();
-        self.env.tasks.spawn("send stripe", async move { me.run_send(send).await });
-        Ok(id)
+        Ok((id, send))
     }
 
     async fn run_send(self: Arc<Self>, mut send: Send) {

@@ -5,11 +5,27 @@ use std::sync::Arc;
 /// Starts a node's work; implemented by the machine and by the simulator.
 pub trait TaskRunner: Send + Sync + 'static {
     fn spawn(&self, name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle;
+    /// See [`Tasks::begin`].
+    fn begin(&self, name: &'static str, work: BoxFuture<'static, ()>) {
+        self.spawn(name, work);
+    }
+    /// See [`Tasks::spawn_for_disk`].
+    fn spawn_for_disk(&self, name: &'static str, work: BoxFuture<'static, ()>) {
+        self.spawn(name, work);
+    }
     /// Runs `work` where it may block: on a thread pool, or in place in the simulator (after simulated disk
     /// time).
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
     /// Separate threads for blocking work: see [`Tasks::lane`].
     fn lane(&self, threads_max: usize) -> Lane;
+    /// See [`Tasks::may_block`].
+    fn may_block(&self) -> bool {
+        false
+    }
+    /// See [`Tasks::after`].
+    fn after(&self, work: Box<dyn FnOnce() + Send>) {
+        drop(self.blocking(work)); // it has begun
+    }
     /// Whether a task may block for a moment now: another thread then runs the other tasks meanwhile. If so,
     /// `end_block` follows.
     fn begin_block(&self) -> bool;
@@ -66,6 +82,28 @@ impl Tasks {
     /// Starts a task without a waiting caller. `name` appears in traces.
     pub fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Box::pin(work))
+    }
+    /// Like `spawn`, for work that waits for disks: it continues on the disk's thread that wakes it, where it
+    /// may block. A machine wakes two threads less for each such wait.
+    pub fn spawn_for_disk(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn_for_disk(name, Box::pin(work));
+    }
+    /// Like `spawn_for_disk`, but a machine begins the work on this thread, before the call returns: the
+    /// caller holds no lock that it may want.
+    pub fn begin(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        self.0.begin(name, Box::pin(work));
+    }
+    /// Whether this thread has nothing else to do than wait for disks.
+    pub fn may_block(&self) -> bool {
+        self.0.may_block()
+    }
+    /// Runs `work` where blocking is allowed, without a caller that waits for it.
+    pub fn start_blocking(&self, work: impl FnOnce() + Send + 'static) {
+        drop(self.0.blocking(Box::new(work))); // it has begun
+    }
+    /// Runs `work` where blocking is allowed: on this thread, after what it does now, if it may block.
+    pub fn after(&self, work: impl FnOnce() + Send + 'static) {
+        self.0.after(Box::new(work));
     }
     /// Whether work that blocks for well under a millisecond may run in place, which is faster than a switch
     /// to another thread and back. At least one thread never does, so a disk that hangs does not stop the

@@ -113,7 +113,8 @@ impl Core {
             }
         };
         let found = Found::from(found, base);
-        let journal = Journal::new(&found.tail, found.state.seq, durable, role.copies(), &env)?;
+        let journal =
+            Journal::new(&found.tail, found.state.seq, durable, role.copies(), (&env, lock.clone()))?;
         Ok(Core {
             env,
             shelf,
@@ -281,6 +282,10 @@ impl Core {
 
     /// Not on a slow disk: the thread has other work.
     pub(crate) fn flush_here(&self) -> bool {
+        if self.env.tasks.may_block() {
+            self.journal.flush_next();
+            return false;
+        }
         if self.journal.is_quick()
             && let Some(_here) = self.env.tasks.block_here()
         {

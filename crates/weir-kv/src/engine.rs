@@ -35,7 +35,6 @@ impl Engine {
         let (env_, dir) = (env.clone(), dir.to_path_buf());
         let core = env.tasks.blocking(move || Core::load(env_, dir, config, lock)).await?;
         let core = Arc::new(core);
-        env.tasks.spawn("kv-journal", flush_always(core.clone()));
         env.tasks.spawn("kv-fold", fold_always(core.clone()));
         core.wake_folder.notify_one();
         Ok(Arc::new(Engine { core }))
@@ -45,7 +44,6 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.core.closed.store(true, Ordering::Release);
-        self.core.journal.wake.notify_one();
         self.core.wake_folder.notify_one();
     }
 }
@@ -147,18 +145,6 @@ fn make_directory(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
     }
     disk.create_dir_all(dir)?;
     parents.into_iter().try_for_each(|parent| disk.sync_dir(parent))
-}
-
-/// Flushes whenever a record is queued.
-async fn flush_always(core: Arc<Core>) {
-    loop {
-        core.journal.wake.notified().await;
-        let journal = core.journal.clone();
-        core.env.tasks.blocking(move || journal.drain()).await;
-        if core.closed.load(Ordering::Acquire) {
-            return;
-        }
-    }
 }
 
 /// Folds whenever a delta is sealed, keeps a segment ready, and reopens the tree when a read has failed.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use weir_env::{BoxFuture, BufferPool, Clock, Disk, Env, File, IO_ALIGN, OpenMode, Pace, Tasks};
 use weir_proto::{Error, Result};
 use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
@@ -261,13 +261,14 @@ pub(crate) struct Journal {
     copies: Mutex<Arc<dyn Copies>>,
     failed: OnceLock<Error>,
     waiters: Mutex<Waiters>,
-    /// Wakes the flushing task.
-    pub(crate) wake: Notify,
     clock: Clock,
+    tasks: Tasks,
     pace: Pace,
     watch: Watch,
     /// Duration of a write with its sync.
     seconds: Histogram,
+    /// Kept until a flush that runs has ended, even after the store was dropped.
+    _lock: Arc<dyn File>,
 }
 
 /// The event that a caller waits for.
@@ -299,7 +300,7 @@ impl Journal {
         synced: CommitSeq,
         durable: CommitSeq,
         copies: Arc<dyn Copies>,
-        env: &Env,
+        (env, lock): (&Env, Arc<dyn File>),
     ) -> Result<Journal> {
         let pen = Pen::at(tail, env.tasks.clone()).map_err(|e| unread_end(tail, &e))?;
         Ok(Journal {
@@ -310,11 +311,12 @@ impl Journal {
             copies: Mutex::new(copies),
             failed: OnceLock::new(),
             waiters: Mutex::default(),
-            wake: Notify::new(),
             clock: env.clock.clone(),
+            tasks: env.tasks.clone(),
             pace: Pace::new(FLUSH_HERE_MAX),
             watch: env.watch.clone(),
             seconds: env.watch.histogram("weir_journal_sync_seconds", ("", "")),
+            _lock: lock,
         })
     }
 
@@ -382,12 +384,42 @@ impl Journal {
         queue.items.push(Item::Next(next));
     }
 
-    /// Wakes the flushing task if it has work and is not running.
-    pub(crate) fn flush_soon(&self) {
+    /// Has a thread that may block flush what is queued, unless one is about to.
+    pub(crate) fn flush_soon(self: &Arc<Self>) {
+        if self.begin_flushing() {
+            let journal = self.clone();
+            self.tasks.start_blocking(move || journal.lead());
+        }
+    }
+
+    /// True: the caller must flush.
+    fn begin_flushing(&self) -> bool {
         let mut queue = lock(&self.queue);
-        if !queue.items.is_empty() && !std::mem::replace(&mut queue.flushing, true) {
-            drop(queue);
-            self.wake.notify_one();
+        !queue.items.is_empty() && !std::mem::replace(&mut queue.flushing, true)
+    }
+
+    /// False: more was queued meanwhile, and the caller must flush again.
+    fn end_flushing(&self) -> bool {
+        let mut queue = lock(&self.queue);
+        queue.flushing = !queue.items.is_empty();
+        !queue.flushing
+    }
+
+    /// On a thread that may block: it flushes after what it does now, and so what others on this thread, or
+    /// elsewhere, queue until then; unless another thread is about to.
+    pub(crate) fn flush_next(self: &Arc<Self>) {
+        if self.begin_flushing() {
+            let journal = self.clone();
+            self.tasks.after(move || journal.lead());
+        }
+    }
+
+    /// Flushes. Records queued meanwhile follow, after the work on this thread that waited for this flush.
+    fn lead(self: &Arc<Self>) {
+        // After a failure `flushing` stays set: no flush is needed any more.
+        if self.flush().is_ok() && !self.end_flushing() {
+            let journal = self.clone();
+            self.tasks.after(move || journal.lead());
         }
     }
 
@@ -396,9 +428,9 @@ impl Journal {
         self.pace.is_quick()
     }
 
-    /// Makes all queued records durable, unless another thread is writing: then the flushing task does. A
+    /// Makes all queued records durable, unless another thread is writing: then one that may block does. A
     /// failure is kept, and waiting callers get it.
-    pub(crate) fn flush_unless_busy(&self) -> bool {
+    pub(crate) fn flush_unless_busy(self: &Arc<Self>) -> bool {
         let pen = match self.pen.try_lock() {
             Ok(pen) => pen,
             Err(TryLockError::Poisoned(pen)) => pen.into_inner(),
@@ -408,20 +440,6 @@ impl Journal {
             }
         };
         self.flush_with(pen).is_ok()
-    }
-
-    /// Flushes until nothing is queued. For the flushing task.
-    pub(crate) fn drain(&self) {
-        loop {
-            if self.flush().is_err() {
-                return; // `flushing` stays set: the task needs no further wake-ups
-            }
-            let mut queue = lock(&self.queue);
-            if queue.items.is_empty() {
-                queue.flushing = false;
-                return;
-            }
-        }
     }
 
     /// Makes all records durable that were queued before this call.

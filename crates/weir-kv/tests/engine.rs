@@ -69,6 +69,43 @@ async fn many_wait_at_once() {
     assert_eq!(never.unwrap_err().kind, ErrorKind::Invalid);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn threads_for_disks_flush_for_each_other() {
+    let env = weir_env::real::env();
+    let dir = tempfile::tempdir().unwrap();
+    let engine = open(&env, dir.path()).await;
+    for round in 0..40u32 {
+        let (tx, mut rx) = tokio::sync::mpsc::channel(64);
+        for n in 0..24u32 {
+            let (tx, engine, tasks) = (tx.clone(), engine.clone(), env.tasks.clone());
+            env.tasks.spawn_for_disk("test", async move {
+                let writer = engine.clone();
+                let put = move || {
+                    writer.transact_more(&mut |t| {
+                        t.put(&(round * 24 + n).to_be_bytes(), &[7; 100]);
+                        Ok(())
+                    })
+                };
+                let seq = tasks.blocking(put).await.unwrap();
+                engine.flush_here();
+                engine.wait_durable(seq).await.unwrap();
+                assert!(engine.durable() >= seq);
+                tx.send(n).await.unwrap();
+            });
+        }
+        drop(tx);
+        let mut answered = Vec::new();
+        while let Some(n) = rx.recv().await {
+            answered.push(n);
+        }
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(0..24), "round {round}");
+    }
+    let expected = dump(&*engine);
+    drop(engine);
+    assert_eq!(dump(&*open(&env, dir.path()).await), expected, "and it is on the disk");
+}
+
 /// The writer meets the folder at each end of a segment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_is_never_refused() {

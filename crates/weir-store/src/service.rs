@@ -13,7 +13,7 @@ use crate::format;
 use crate::pace::Pace;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::scrub::Scrubber;
-use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Store};
+use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Placed, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -357,7 +357,7 @@ impl StorageNode {
             let store = acting.target.store.clone();
             let (seq, body, payload) =
                 node.on_disk(&store, move || work(&acting.target.store, &acting)).await?;
-            store.durable(seq).await?;
+            store.durable_here(seq).await?; // on the disk's thread, which brought the result
             Ok(Reply::with_payload(&body, payload))
         }))
     }
@@ -406,21 +406,26 @@ impl StorageNode {
 
     fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
         let (target, is_clients) = (self.target(r.place.target), r.mode != WriteMode::PrepareSeal);
-        let written = self.blocking(r.place, move |store, acting| {
+        let node = self.shared();
+        let written = Handled::Later(Box::pin(async move {
+            let acting = node.acting(r.place).await?;
             if usize::from(r.cell.index) != acting.position {
-                return Err(misplaced(r.cell, acting));
+                return Err(misplaced(r.cell, &acting));
             }
-            let write = FragmentWrite {
-                cell: r.cell,
-                version: r.version,
-                mode: r.mode,
-                missing: r.missing,
-                folded_seqs: &r.folded_seqs,
-                block_crcs: &r.block_crcs,
-                data: &payload,
+            let store = acting.target.store.clone();
+            let (writer, scope) = (store.clone(), acting.scope);
+            let placing = move || (writer.place_fragment(&scope, &fragment_of(&r, &payload)), r, payload);
+            let (placed, r, payload) = node.on_disk(&store, placing).await;
+            let seq = match placed? {
+                Placed::Before(seq) => seq,
+                Placed::Now(extent) => {
+                    store.sync_placed(extent).await?;
+                    store.enter_fragment(&acting.scope, &fragment_of(&r, &payload), extent)?
+                }
             };
-            Ok((store.write_fragment(&acting.scope, &write)?, (), Vec::new()))
-        });
+            store.durable_here(seq).await?;
+            Ok(Reply::new(&()))
+        }));
         match target {
             Ok(target) if is_clients => self.felt(target, written),
             _ => written,
@@ -584,4 +589,16 @@ fn misplaced(cell: CellId, acting: &Acting) -> Error {
         "cell {cell} does not belong on {}, which is place {} of {}",
         acting.target.store.target, acting.position, acting.scope.group
     ))
+}
+
+fn fragment_of<'a>(r: &'a WriteFragment, payload: &'a Bytes) -> FragmentWrite<'a> {
+    FragmentWrite {
+        cell: r.cell,
+        version: r.version,
+        mode: r.mode,
+        missing: r.missing,
+        folded_seqs: &r.folded_seqs,
+        block_crcs: &r.block_crcs,
+        data: payload,
+    }
 }

@@ -15,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use weir_env::{Buf, BufferPool, Disk, File, OpenMode};
+use std::task::{Context, Poll, Waker};
+use weir_env::{Buf, BufferPool, Disk, File, OpenMode, Tasks};
 use weir_kv::CommitSeq;
 use weir_proto::{Error, Result, TargetId};
 use weir_watch::Watch;
@@ -48,7 +49,7 @@ pub struct Slabs {
     /// Never held during disk work: heartbeats look at it.
     space: Mutex<SpaceState>,
     /// None: nothing is counted.
-    traffic: Option<Traffic>,
+    traffic: Option<Arc<Traffic>>,
 }
 
 struct Slab {
@@ -65,7 +66,18 @@ struct SyncGroup {
     tickets: u64,
     synced: u64,
     running: bool,
-    failed: bool,
+    /// A sync failed, and so does every later one.
+    failed: Option<String>,
+    /// What waits for the end of the running sync without a thread.
+    waiting: Vec<Waker>,
+}
+
+/// The state of the sync for a ticket.
+enum Turn {
+    Synced,
+    Running,
+    /// It needs a sync, and none is running.
+    Free,
 }
 
 struct SpaceState {
@@ -120,7 +132,7 @@ impl Slabs {
 
     /// Counts reads and writes from now on.
     pub fn count(&mut self, watch: &Watch, target: TargetId) {
-        self.traffic = Some(Traffic::new(watch, target));
+        self.traffic = Some(Arc::new(Traffic::new(watch, target)));
     }
 
     /// Read-only: no space is taken or returned.
@@ -150,16 +162,54 @@ impl Slabs {
 
     /// Writes `data` to a fresh extent and makes it durable. On error nothing is kept.
     pub fn store(&self, data: &[u8], durable: CommitSeq, purpose: Purpose) -> Result<Extent> {
+        let extent = self.place(data, durable, purpose)?;
+        self.sync_placed(extent).map(|()| extent)
+    }
+
+    /// Writes `data` to a fresh extent. It is durable after `sync_placed`. On error nothing is kept.
+    pub fn place(&self, data: &[u8], durable: CommitSeq, purpose: Purpose) -> Result<Extent> {
         if data.is_empty() {
             return Ok(Extent::default());
         }
         let extent = self.take(data.len() as u32, durable, purpose)?;
-        let stored = self.write(extent, data).and_then(|()| self.sync(extent));
-        if let Err(e) = stored {
-            lock(&self.space).map.give(extent);
-            return Err(e);
-        }
+        self.write(extent, data).inspect_err(|_| self.forget(extent))?;
         Ok(extent)
+    }
+
+    /// Makes what was placed durable; blocks. On error it is forgotten.
+    pub fn sync_placed(&self, extent: Extent) -> Result<()> {
+        match extent.len {
+            0 => Ok(()),
+            _ => self.sync(extent).inspect_err(|_| self.forget(extent)),
+        }
+    }
+
+    /// The same. A caller that waits for another one's sync holds no thread; it continues on the thread that
+    /// synced, if that is one for disks.
+    pub async fn synced(&self, extent: Extent, tasks: &Tasks) -> Result<()> {
+        if extent.len == 0 {
+            return Ok(());
+        }
+        let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
+        let failed = |e: io::Error| {
+            self.forget(extent);
+            self.error("sync", extent.addr, &e)
+        };
+        let (mine, mut has_waited) = (slab.ticket(), false);
+        let ended = std::future::poll_fn(|cx| slab.poll_turn(mine, cx, &mut has_waited)).await;
+        if ended.map_err(failed)? {
+            return Ok(());
+        }
+        // One that others let wait leaves their thread to what they do next. The sync is claimed by the
+        // thread that makes it, so that no thread waits for one that has none.
+        let synced = match tasks.may_block() && !has_waited {
+            true => slab.sync_for(mine, self.traffic.as_deref()),
+            false => {
+                let (slab, traffic) = (slab.clone(), self.traffic.clone());
+                tasks.blocking(move || slab.sync_for(mine, traffic.as_deref())).await
+            }
+        };
+        synced.map_err(failed)
     }
 
     /// Frees an extent that no commit ever named.
@@ -326,8 +376,7 @@ impl Slabs {
 
     fn sync(&self, extent: Extent) -> Result<()> {
         let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
-        let sync = || slab.sync();
-        let synced = self.traffic.as_ref().map_or_else(sync, |traffic| traffic.sync(sync));
+        let synced = slab.sync(self.traffic.as_deref());
         synced.map_err(|e| self.error("sync", extent.addr, &e))
     }
 
@@ -427,35 +476,98 @@ impl SpaceState {
 }
 
 impl Slab {
-    /// Makes every write that ended before this call durable. Concurrent callers share a sync.
-    fn sync(&self) -> io::Result<()> {
+    /// For a write that has ended.
+    fn ticket(&self) -> u64 {
         let mut group = lock(&self.group);
         group.tickets += 1;
-        let mine = group.tickets;
+        group.tickets
+    }
+
+    /// Makes every write that ended before this call durable. Concurrent callers share a sync.
+    fn sync(&self, traffic: Option<&Traffic>) -> io::Result<()> {
+        self.sync_for(self.ticket(), traffic)
+    }
+
+    /// Returns when the write with this ticket is durable; blocks.
+    fn sync_for(&self, mine: u64, traffic: Option<&Traffic>) -> io::Result<()> {
+        let mut group = lock(&self.group);
         loop {
-            if group.failed {
-                return Err(io::Error::other("an earlier sync failed"));
+            match group.turn(mine)? {
+                Turn::Synced => return Ok(()),
+                Turn::Running => group = self.done.wait(group).unwrap_or_else(PoisonError::into_inner),
+                Turn::Free => {
+                    group.running = true;
+                    let covered = group.tickets;
+                    drop(group);
+                    self.sync_now(covered, traffic);
+                    group = lock(&self.group);
+                }
             }
-            if group.synced >= mine {
-                return Ok(());
+        }
+    }
+
+    /// True: the write with this ticket is durable. False: it needs a sync, and none is running.
+    fn poll_turn(&self, mine: u64, cx: &Context<'_>, has_waited: &mut bool) -> Poll<io::Result<bool>> {
+        let mut group = lock(&self.group);
+        match group.turn(mine)? {
+            Turn::Synced => Poll::Ready(Ok(true)),
+            Turn::Free => Poll::Ready(Ok(false)),
+            Turn::Running => {
+                *has_waited = true;
+                group.waiting.push(cx.waker().clone());
+                Poll::Pending
             }
-            if group.running {
-                group = self.done.wait(group).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            group.running = true;
-            let covered = group.tickets;
-            drop(group);
-            let synced = self.file.sync_data();
-            group = lock(&self.group);
+        }
+    }
+
+    /// For the one that has set `running`.
+    fn sync_now(&self, covered: u64, traffic: Option<&Traffic>) {
+        let sync = || self.file.sync_data();
+        let synced = traffic.map_or_else(sync, |traffic| traffic.sync(sync));
+        let waiting = {
+            let mut group = lock(&self.group);
             group.running = false;
-            match &synced {
+            match synced {
                 Ok(()) => group.synced = covered,
                 // Never retried: after a failed sync the contents of the disk are unknown.
-                Err(_) => group.failed = true,
+                Err(e) => group.failed = Some(e.to_string()),
             }
-            self.done.notify_all();
-            synced?;
+            std::mem::take(&mut group.waiting)
+        };
+        self.done.notify_all();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl SyncGroup {
+    fn turn(&self, mine: u64) -> io::Result<Turn> {
+        if let Some(why) = &self.failed {
+            return Err(io::Error::other(why.clone()));
+        }
+        Ok(match self.synced >= mine {
+            true => Turn::Synced,
+            false if self.running => Turn::Running,
+            false => Turn::Free,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sync_covers_what_was_written_before_it_and_no_more() {
+        let mut group = SyncGroup { tickets: 2, ..SyncGroup::default() };
+        assert!(matches!(group.turn(1), Ok(Turn::Free)));
+        group.running = true;
+        assert!(matches!(group.turn(2), Ok(Turn::Running)), "one sync at a time");
+        (group.synced, group.running) = (2, false);
+        assert!(matches!(group.turn(2), Ok(Turn::Synced)));
+        assert!(matches!(group.turn(3), Ok(Turn::Free)), "written while the sync ran");
+        group.failed = Some("the disk".into());
+        for mine in [2, 3] {
+            assert!(group.turn(mine).is_err(), "after a failed sync nothing is known to be durable");
         }
     }
 }

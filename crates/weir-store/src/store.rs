@@ -47,7 +47,7 @@ mod fragments;
 mod log;
 mod upkeep;
 
-pub use fragments::FragmentWrite;
+pub use fragments::{FragmentWrite, Placed};
 pub use log::{INLINE_BYTES_MAX, OverlayWrite};
 
 pub struct Store {
@@ -346,7 +346,17 @@ impl Store {
         extent: Extent,
         body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
     ) -> Result<CommitSeq> {
-        self.change(body).inspect_err(|_| self.slabs.forget(extent))
+        let seq = self.commit_bytes_more(extent, body)?;
+        self.kv.flush_soon();
+        Ok(seq)
+    }
+    /// The same for a caller that waits for it at once.
+    fn commit_bytes_more(
+        &self,
+        extent: Extent,
+        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
+    ) -> Result<CommitSeq> {
+        self.change_more(body).inspect_err(|_| self.slabs.forget(extent))
     }
     pub(crate) fn change(
         &self,

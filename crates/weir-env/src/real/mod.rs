@@ -9,10 +9,13 @@
 mod actor;
 mod commands;
 mod disk;
+mod local_socket;
 mod net;
 mod pages;
 mod processors;
+mod roaming;
 mod threads;
+mod timers;
 
 use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Rng, RngSource, TaskHandle, Tasks, WallTime,
@@ -22,6 +25,7 @@ pub use actor::Actor;
 pub use commands::{COMMAND_BYTES, CommandEnd, CommandRing, Exchange, RingWaker};
 pub use pages::cached_bytes;
 pub use processors::{stay_nowhere, stay_on};
+use roaming::Roaming;
 use rustix::time::{ClockId, clock_gettime};
 use std::{
     str::FromStr,
@@ -32,6 +36,7 @@ use std::{
     time::Duration,
 };
 use threads::ThreadPool;
+use timers::Timers;
 use tokio::runtime::Handle;
 use weir_watch::Watch;
 
@@ -98,13 +103,13 @@ pub fn env_with(config: RealConfig) -> Env {
     let home = Home(Handle::try_current().ok());
     Env {
         watch: machine_watch(),
-        clock: Clock(Arc::new(MachineClock(home.clone()))),
+        clock: Clock(Arc::new(MachineClock::new(&home))),
         rng: Rng(Arc::new(KernelRng(Mutex::new(Vec::new())))),
         disk: Arc::new(disk::MachineDisk),
         net: Arc::new(net::MachineNet),
         tasks: Tasks(Arc::new(MachineTasks {
             home,
-            threads: ThreadPool::new(config.disk_threads),
+            threads: ThreadPool::for_disks(config.disk_threads),
             kill_at: config.kill_at,
             blocked: AtomicUsize::new(0),
         })),
@@ -128,7 +133,14 @@ impl Home {
     }
 }
 
-struct MachineClock(Home);
+/// Without a runtime of its own, the caller's timers are used.
+struct MachineClock(Option<Arc<Timers>>);
+
+impl MachineClock {
+    fn new(home: &Home) -> MachineClock {
+        MachineClock(home.0.as_ref().map(|home| Timers::new(home, monotonic)))
+    }
+}
 
 fn monotonic() -> Instant {
     let t = clock_gettime(ClockId::Monotonic);
@@ -147,11 +159,10 @@ impl ClockSource for MachineClock {
     fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()> {
         match at.since(self.now()) {
             Duration::ZERO => Box::pin(std::future::ready(())),
-            wait => {
-                let home = self.0.handle();
-                let _inside = home.enter(); // the timer is the runtime's
-                Box::pin(tokio::time::sleep(wait))
-            }
+            wait => match &self.0 {
+                Some(timers) => Box::pin(timers.sleep_until(at)),
+                None => Box::pin(tokio::time::sleep(wait)),
+            },
         }
     }
 }
@@ -196,6 +207,12 @@ impl TaskRunner for MachineTasks {
     fn spawn(&self, _name: &'static str, work: BoxFuture<'static, ()>) -> TaskHandle {
         TaskHandle(self.home.handle().spawn(work).abort_handle())
     }
+    fn begin(&self, _name: &'static str, work: BoxFuture<'static, ()>) {
+        Roaming::begin(self.home.handle(), work);
+    }
+    fn spawn_for_disk(&self, _name: &'static str, work: BoxFuture<'static, ()>) {
+        Roaming::spawn(self.home.handle(), work);
+    }
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
         // The work reports its own end (`Tasks::blocking` waits for its result).
         self.threads.run(work);
@@ -204,13 +221,26 @@ impl TaskRunner for MachineTasks {
     fn lane(&self, threads_max: usize) -> Lane {
         Lane(Arc::new(MachineLane(ThreadPool::new(threads_max))))
     }
+    fn may_block(&self) -> bool {
+        threads::may_block()
+    }
+    fn after(&self, work: Box<dyn FnOnce() + Send>) {
+        if let Some(work) = threads::next_here(work) {
+            self.threads.run(work);
+        }
+    }
     fn begin_block(&self) -> bool {
+        if threads::may_block() {
+            return true;
+        }
         let workers = self.home.0.as_ref().map_or(0, |home| home.metrics().num_workers());
         let another = |blocked: usize| (blocked + 1 < workers).then_some(blocked + 1);
         self.blocked.fetch_update(Ordering::AcqRel, Ordering::Acquire, another).is_ok()
     }
     fn end_block(&self) {
-        self.blocked.fetch_sub(1, Ordering::AcqRel);
+        if !threads::may_block() {
+            self.blocked.fetch_sub(1, Ordering::AcqRel);
+        }
     }
     fn crash_point(&self, point: &'static str) {
         self.kill_at.iter().for_each(|order| order.crash_point(point));

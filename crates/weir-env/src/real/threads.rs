@@ -3,21 +3,48 @@
 //! Not the runtime's pool, because a durable 4 KiB write waits for both thread switches: a handover through
 //! one lock and one condition variable is faster. Work runs to its end; its panic ends neither thread nor
 //! pool.
+//!
+//! What waits for a job may continue on the thread that did it, right after the job ([`next_here`]): neither
+//! of the two threads is woken for that.
 
 use super::processors::stay_nowhere;
 use std::{
+    cell::RefCell,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-type Job = Box<dyn FnOnce() + Send>;
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// Work for this thread after its present job. `None`: a thread of others, which must not block.
+    static NEXT: RefCell<Option<VecDeque<Job>>> = const { RefCell::new(None) };
+}
+
+/// Whether this is a thread for the disks of this node, which may block.
+pub(super) fn may_block() -> bool {
+    NEXT.with_borrow(Option::is_some)
+}
+
+/// Runs `job` on this thread after its present one. On a thread that must not block it is returned.
+pub(super) fn next_here(job: Job) -> Option<Job> {
+    NEXT.with_borrow_mut(|next| match next {
+        Some(next) => {
+            next.push_back(job);
+            None
+        }
+        None => Some(job),
+    })
+}
 
 /// Threads that stop after their current work when the pool is dropped and nothing is queued.
 pub(super) struct ThreadPool(Arc<Shared>);
 
 struct Shared {
     threads_max: usize,
+    /// What waits for a job continues on its thread.
+    continues: bool,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -32,9 +59,19 @@ struct State {
 }
 
 impl ThreadPool {
+    /// Threads for this node's own disks.
+    pub(super) fn for_disks(threads_max: usize) -> ThreadPool {
+        ThreadPool::with(threads_max, true)
+    }
+
+    /// Threads for something that may hang by itself: nothing else is done on them.
     pub(super) fn new(threads_max: usize) -> ThreadPool {
+        ThreadPool::with(threads_max, false)
+    }
+
+    fn with(threads_max: usize, continues: bool) -> ThreadPool {
         let threads_max = threads_max.max(1);
-        ThreadPool(Arc::new(Shared { threads_max, state: Mutex::default(), work: Condvar::new() }))
+        ThreadPool(Arc::new(Shared { threads_max, continues, state: Mutex::default(), work: Condvar::new() }))
     }
 
     /// Runs `job` on a thread.
@@ -55,6 +92,9 @@ impl ThreadPool {
         let shared = self.0.clone();
         let started = std::thread::Builder::new().name("weir-disk".into()).spawn(move || {
             stay_nowhere();
+            if shared.continues {
+                NEXT.set(Some(VecDeque::new()));
+            }
             shared.work_until_closed();
         });
         if started.is_err() {
@@ -89,6 +129,9 @@ impl Shared {
             if let Some(job) = state.queue.pop_front() {
                 drop(state);
                 run_guarded(job);
+                while let Some(job) = NEXT.with_borrow_mut(|next| next.as_mut()?.pop_front()) {
+                    run_guarded(job);
+                }
                 state = self.lock();
             } else if state.closed {
                 state.threads -= 1;
@@ -125,6 +168,27 @@ mod tests {
         let mut seen: Vec<i32> = rx.iter().collect();
         seen.sort_unstable();
         assert_eq!(seen, (0..100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_job_may_continue_on_its_thread() {
+        let (tx, rx) = mpsc::channel();
+        let told = move |tx: &mpsc::Sender<_>| tx.send((std::thread::current().id(), may_block())).unwrap();
+        let (first, second) = (tx.clone(), tx);
+        let continuing = move || {
+            told(&first);
+            let left = next_here(Box::new(move || told(&second)));
+            assert!(left.is_none());
+        };
+        let pool = ThreadPool::for_disks(1);
+        pool.run(Box::new(continuing));
+        let (job, continued) = (rx.recv().unwrap(), rx.recv().unwrap());
+        assert_eq!(job, continued);
+        assert!(job.1 && !may_block());
+        let (tx, rx) = mpsc::channel();
+        ThreadPool::new(1).run(Box::new(move || tx.send(next_here(Box::new(|| ())).is_some()).unwrap()));
+        assert_eq!(rx.recv(), Ok(true), "a thread that may hang is for its own work");
+        assert!(next_here(Box::new(|| ())).is_some(), "and so is one of somebody else");
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Inner {
             }
             Some(Handled::Later(work)) => {
                 if let Some(job) = self.begin(request) {
-                    self.env.tasks.spawn("rpc request", async move { job.end(work.await) });
+                    self.env.tasks.spawn_for_disk("rpc request", async move { job.end(work.await) });
                 }
             }
             None => {}

@@ -1,6 +1,10 @@
 //! Fragments of a target: writes, commits, drops, and the parity of a seal.
 //!
 //! A version that its writer has given up is remembered, so that a late copy of it is not written.
+//!
+//! A fragment is written in three steps: its bytes into a slab, a sync of the slab, its entry in the index.
+//! The steps are separate so that writes of several fragments share syncs without a thread for each.
+//! Invariant: the entry is made after the sync. Between the steps nothing names the extent: a crash leaks it.
 use super::{GIVEN_UP_MAX, Store};
 use crate::alloc::Extent;
 use crate::cells::{self, Admission, Delta, Scope};
@@ -9,6 +13,7 @@ use crate::entries::get;
 use crate::format::*;
 use crate::read::{CELL_BYTES_MAX, Plan};
 use crate::recent_map::RecentMap;
+use crate::slab::Purpose;
 use bytes::Bytes;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
@@ -28,9 +33,31 @@ pub struct FragmentWrite<'a> {
     pub data: &'a [u8],
 }
 
+/// After the first step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Placed {
+    /// The version is here already; durable with this commit.
+    Before(CommitSeq),
+    /// The bytes are in a slab, neither durable nor named.
+    Now(Extent),
+}
+
 impl Store {
-    /// Writes a fragment; the caller waits for [`Store::durable`] of the result before it answers.
+    /// All steps, on a thread that may block; the caller waits for [`Store::durable`] of the result before it
+    /// answers.
     pub fn write_fragment(&self, scope: &Scope, write: &FragmentWrite<'_>) -> Result<CommitSeq> {
+        match self.place_fragment(scope, write)? {
+            Placed::Before(seq) => Ok(seq),
+            Placed::Now(extent) => {
+                self.slabs.sync_placed(extent).map_err(|e| self.judge(e))?;
+                self.crash_point(crash_points::BYTES_WRITTEN);
+                self.enter_fragment(scope, write, extent)
+            }
+        }
+    }
+
+    /// Checks the fragment and writes its bytes; blocks.
+    pub fn place_fragment(&self, scope: &Scope, write: &FragmentWrite<'_>) -> Result<Placed> {
         self.usable()?;
         scope.check_index(write.cell)?;
         if write.data.len() > CELL_BYTES_MAX as usize {
@@ -56,9 +83,29 @@ impl Store {
         if admission == Admission::Present {
             // A retry: the version is here. Only the mask may have grown.
             let (marked, _) = self.mark_missing(scope, write.cell, write.version, write.missing)?;
-            return Ok(marked.max(seen));
+            return Ok(Placed::Before(marked.max(seen)));
         }
-        let extent = self.store_new(write.data)?;
+        let placed = self.slabs.place(write.data, self.kv.durable(), Purpose::NewData);
+        placed.map(Placed::Now).map_err(|e| self.judge(e))
+    }
+
+    /// Makes placed bytes durable; on an error they are forgotten.
+    pub async fn sync_placed(&self, extent: Extent) -> Result<()> {
+        let under_way = self.begin_disk();
+        let synced = self.slabs.synced(extent, &self.env.tasks).await;
+        under_way.end();
+        synced.map_err(|e| self.judge(e))?;
+        self.crash_point(crash_points::BYTES_WRITTEN);
+        Ok(())
+    }
+
+    /// Names durable bytes in the index; if that is refused they are forgotten.
+    pub fn enter_fragment(
+        &self,
+        scope: &Scope,
+        write: &FragmentWrite<'_>,
+        extent: Extent,
+    ) -> Result<CommitSeq> {
         let fragment = Fragment {
             version: write.version,
             epoch: scope.epoch,
@@ -70,7 +117,7 @@ impl Store {
             folded_seqs: write.folded_seqs.to_vec(),
             block_crcs: write.block_crcs.to_vec(),
         };
-        let committed = self.commit_bytes(extent, &mut |txn, delta| {
+        let committed = self.commit_bytes_more(extent, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             if self.admit(txn, scope, write)? == Admission::Present {
                 delta.dropped.push(extent);
@@ -200,7 +247,7 @@ impl Store {
         };
         let expected = base.map_or(Version(0), |b| b.version);
         let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
-        let committed = self.commit_bytes(own, &mut |txn, delta| {
+        let committed = self.commit_bytes_more(own, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::check_fence(txn, cell.file, version.token_epoch())?;
             let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
