@@ -13,7 +13,7 @@ use crate::format;
 use crate::pace::Pace;
 use crate::peers::{PeerReply, PeerRequest, Peers, join_all};
 use crate::scrub::Scrubber;
-use crate::store::{FragmentWrite, INLINE_BYTES_MAX, OverlayWrite, Placed, Store};
+use crate::store::{INLINE_BYTES_MAX, OverlayWrite, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -50,6 +50,7 @@ mod overlays;
 mod reads;
 mod tail;
 mod under_way;
+mod writes;
 
 pub use overlays::{down_mask, sequencer};
 
@@ -404,46 +405,6 @@ impl StorageNode {
 
     // ---- fragments
 
-    fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
-        let (target, is_clients) = (self.target(r.place.target), r.mode != WriteMode::PrepareSeal);
-        let node = self.shared();
-        let written = Handled::Later(Box::pin(async move {
-            let acting = node.acting(r.place).await?;
-            if usize::from(r.cell.index) != acting.position {
-                return Err(misplaced(r.cell, &acting));
-            }
-            let store = acting.target.store.clone();
-            let (writer, scope) = (store.clone(), acting.scope);
-            let placing = move || (writer.place_fragment(&scope, &fragment_of(&r, &payload)), r, payload);
-            let (placed, r, payload) = node.on_disk(&store, placing).await;
-            let seq = match placed? {
-                Placed::Before(seq) => seq,
-                Placed::Now(extent) => {
-                    store.sync_placed(extent).await?;
-                    store.enter_fragment(&acting.scope, &fragment_of(&r, &payload), extent)?
-                }
-            };
-            store.durable_here(seq).await?;
-            Ok(Reply::new(&()))
-        }));
-        match target {
-            Ok(target) if is_clients => self.felt(target, written),
-            _ => written,
-        }
-    }
-    /// A client's write, by whose time copies to the target are limited; with its wait for the commit.
-    fn felt(&self, target: Arc<Target>, written: Handled) -> Handled {
-        let (clock, came) = (self.env.clock.clone(), self.env.clock.now());
-        match written {
-            Handled::Later(reply) => Handled::Later(Box::pin(async move {
-                let reply = reply.await?;
-                let now = clock.now();
-                target.pace.felt(now, now.since(came));
-                Ok(reply)
-            })),
-            now => now,
-        }
-    }
     fn hold_stripe(&self, r: HoldStripe) -> Handled {
         let node = self.shared();
         Handled::Later(Box::pin(async move {
@@ -589,16 +550,4 @@ fn misplaced(cell: CellId, acting: &Acting) -> Error {
         "cell {cell} does not belong on {}, which is place {} of {}",
         acting.target.store.target, acting.position, acting.scope.group
     ))
-}
-
-fn fragment_of<'a>(r: &'a WriteFragment, payload: &'a Bytes) -> FragmentWrite<'a> {
-    FragmentWrite {
-        cell: r.cell,
-        version: r.version,
-        mode: r.mode,
-        missing: r.missing,
-        folded_seqs: &r.folded_seqs,
-        block_crcs: &r.block_crcs,
-        data: payload,
-    }
 }
