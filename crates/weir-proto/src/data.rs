@@ -376,7 +376,7 @@ message!(
 );
 message!(
     /// Whether the target has space for new data: a client asks the members that may have refused a write.
-    HasSpace = 252 by [Mount, Mover, Console] -> SpaceAnswer { target: TargetId, len: u32 }
+    HasSpace = 252 by [Storage, Mount, Mover, Console] -> SpaceAnswer { target: TargetId, len: u32 }
 );
 message!(SpaceAnswer {
     has_space: bool,

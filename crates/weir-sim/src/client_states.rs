@@ -74,6 +74,10 @@ impl ClientStates {
     pub fn nobody() -> Who {
         Who { client: usize::MAX, life: 0, cuts: 0 }
     }
+    /// How often any client was cut off, or died.
+    pub fn all_cuts(&self) -> u64 {
+        self.state().client_states.iter().map(|s| s.cuts).sum()
+    }
     pub fn cuts(&self, client: usize) -> u64 {
         self.state().client_states.get(client).map_or(0, |s| s.cuts)
     }

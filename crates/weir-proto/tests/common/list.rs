@@ -22,7 +22,7 @@ macro_rules! for_every_message {
             export::{ExportHead, ExportBegin, ExportBegun, ExportFetch, ExportSet, GetExports, ExportState, ExportMade}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
-                DropFile, GroupAt, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, CompareTarget, CompareReport, ComparePass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
+                DropFile, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, CompareTarget, CompareReport, ComparePass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 NextStripe, StripeFound, SealFile, StatTarget, TargetStat, HasSpace, SpaceAnswer, PassOn, PassedOn}
             meta::{Op, Cred, Time, Range, Attr, Layers, Lease, Entry, SessionOpen, SessionOpened, HeldLease, SessionResume,
                 SessionResumed, KeepAlive, SessionClose, SessionList, Sessions, SessionShown, Lookup, LookedUp, GetAttr, ReadLink, LinkTarget, ReadDir,
@@ -52,7 +52,7 @@ macro_rules! for_every_message {
                 LockList, HeldLock, ReclaimLocks, Reclaimed, LockFree}
             home_rule::{HomeRule, HomeIds, IdMapping}
             access::{AuditRule, VolumeGrant, IdRange, AccessRule}
-            map::{Node, Run, RunSeen, Target, Member, Group, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
+            map::{Node, Run, RunSeen, Target, Member, Group, GroupAt, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
             watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Gather, Gathered, Answers, NodeAnswer, NodeReply}
             frame::{Hello}
