@@ -317,9 +317,6 @@ impl Cluster {
         R::Reply: CarriesMap,
     {
         let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
-        if asked.as_ref().is_err_and(|e| e.kind == ErrorKind::Deadline) {
-            self.shared().find_another();
-        }
         let (mut reply, payload) = asked.map_err(|e| e.doing("ask the coordinator"))?;
         self.shared().learn_from(&mut reply, &payload).await?;
         Ok(reply)

@@ -51,6 +51,17 @@ impl NamespaceService {
         self.leads.read().unwrap_or_else(PoisonError::into_inner).service.clone()
     }
 
+    /// A request that this node cannot serve. If another node leads, the connection ends: the client came by
+    /// an older map, and connects by its newest one again.
+    fn turn_away(&self, from: &Connection) -> Handled {
+        let (map, me) = (self.cluster.map(), self.cluster.node());
+        let leader = map.namespace(self.follower.namespace()).and_then(|entry| entry.leader);
+        if leader.is_some() && leader != me {
+            from.close("another node leads the namespace");
+        }
+        Handled::Now(Err(Error::unavailable("this node does not lead the namespace now")))
+    }
+
     fn of_copies(&self, call: Call) -> Handled {
         let asked = match asked(&call) {
             Ok(asked) => asked,
@@ -152,7 +163,7 @@ impl Service for NamespaceService {
         }
         match self.meta() {
             Some(meta) => meta.handle(call),
-            None => Handled::Now(Err(Error::unavailable("this node does not lead the namespace now"))),
+            None => self.turn_away(&call.connection),
         }
     }
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {

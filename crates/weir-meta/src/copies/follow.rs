@@ -74,6 +74,11 @@ impl Follower {
         Follower(Arc::new(Inner { env, dir, config, namespace, copy: Mutex::new(copy) }))
     }
 
+    /// Of which namespace it is a copy.
+    pub fn namespace(&self) -> NamespaceId {
+        self.0.namespace
+    }
+
     /// The number of changes on its disk; 0 if its state is not complete.
     pub fn changes(&self) -> u64 {
         self.0.copy().engine.as_ref().map_or(0, |engine| engine.epochs().last().min(engine.synced()).0)
