@@ -181,11 +181,11 @@ impl Limits {
             if let Err(e) = done.await {
                 // It waits for the lease of a writer; each that dies keeps it for a lease term.
                 let waits = e.kind == ErrorKind::Deadline;
-                let is_excused = waits && context.client_states.all_cuts() >= cuts + CUTS_IN_A_ROW;
-                if is_excused {
-                    continue;
+                let what = format!("operation {}: {operation}", under_way.op);
+                match waits && context.client_states.all_cuts() >= cuts + CUTS_IN_A_ROW {
+                    true => context.complain(0, true, what, &e),
+                    false => context.complain_of_nobody(what, &e),
                 }
-                context.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
             }
             drop(under_way);
             self.world.sleep(PAUSE).await;
