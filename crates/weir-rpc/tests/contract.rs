@@ -320,7 +320,7 @@ fn a_channel_leaves_a_silent_node_only_for_another() {
         let channel = Channel::new(near, addrs.clone(), identity(near, "near"), Arc::new(NoService));
         let connection = channel.connection(PATIENCE).await.unwrap();
         world.partition("near", "first");
-        assert!(!channel.find_another(PATIENCE).await, "nobody else answers");
+        assert!(!channel.find_another(PATIENCE).await, "no other address answers");
         assert!(!connection.is_closed());
         let (_next, _, _) = server(&nodes[2], &addrs[2]).await;
         assert!(channel.find_another(PATIENCE).await);
