@@ -163,19 +163,24 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
         let listed = shell(&format!("ls -l {} | wc -l", dir.display()));
         assert_eq!(listed.trim(), (N + 1).to_string());
     };
+    // Listed names count for a moment; on a slow machine each is looked up once more in each further moment.
+    let looked_up = |since: Instant| since.elapsed().as_millis() as u64 / 200 * N;
+    let begun = Instant::now();
     let (made, asked) = requests(mount, list);
     eprintln!("ls -l of {N}, cold: {made:?}, {asked} messages");
     // The kernel asks for each access control list once, and remembers that there is none.
-    assert!(sum(&made) as f64 <= 1.01 * N as f64 + 10.0, "{made:?}");
+    assert!(sum(&made) <= N + N / 100 + 10 + looked_up(begun), "{made:?}");
     assert!(asked <= N / 50, "{asked}");
     // Later, too: a listing that brings names again makes the kernel forget that there are no lists.
+    let begun = Instant::now();
     let (made, asked) = requests(mount, list);
     eprintln!("ls -l of {N}, again: {made:?}, {asked} messages");
-    assert!(sum(&made) as f64 <= 1.02 * N as f64 + 10.0, "{made:?}");
+    assert!(sum(&made) <= N + N / 50 + 10 + looked_up(begun), "{made:?}");
     assert!(asked <= N / 50, "{asked}");
-    let (made, _) = requests(mount, || drop(shell(&format!("find {} -size +1M", dir.display()))));
-    eprintln!("find of {N}, known: {made:?}");
-    assert!(sum(&made) as f64 <= 0.1 * N as f64 + 10.0, "{made:?}");
+    let (made, asked) = requests(mount, || drop(shell(&format!("find {} -size +1M", dir.display()))));
+    eprintln!("find of {N}, known: {made:?}, {asked} messages");
+    assert!(sum(&made) <= N / 10 + 10 + looked_up(begun), "{made:?}");
+    assert!(asked <= N / 50, "{asked}");
 }
 
 /// A file system on a directory inside of a mount, taken off with this value.
