@@ -3,7 +3,11 @@
 //! `Add` and `Max` stay unresolved until the value is needed. One map holds one change per key; it never
 //! holds a mixture of `Add` and `Max` on one key: the writer resolves such a pair before it adds it here.
 
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
+
+/// A key in memory. Most are short: their bytes are in the map's nodes, and a search reads nothing else.
+pub(crate) type Key = SmallVec<[u8; 32]>;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
@@ -72,7 +76,7 @@ fn raised(below: Option<&[u8]>, value: u64) -> [u8; 8] {
 /// At most one change per key, in key order.
 #[derive(Default, Debug)]
 pub(crate) struct Delta {
-    pub(crate) changes: BTreeMap<Box<[u8]>, Change>,
+    pub(crate) changes: BTreeMap<Key, Change>,
 }
 
 impl Delta {
@@ -85,7 +89,7 @@ impl Delta {
     }
 
     /// Merges `newer` into the change of the key.
-    pub(crate) fn push(&mut self, key: Box<[u8]>, newer: Change) -> Result<(), Mixed> {
+    pub(crate) fn push(&mut self, key: Key, newer: Change) -> Result<(), Mixed> {
         use std::collections::btree_map::Entry;
         match self.changes.entry(key) {
             Entry::Vacant(at) => {
@@ -99,12 +103,13 @@ impl Delta {
         Ok(())
     }
 
-    /// Whether `push` would result in a mixture.
+    /// Whether `push` would result in a mixture. Most changes can't, and are not searched for.
     pub(crate) fn would_mix(&self, key: &[u8], newer: &Change) -> bool {
-        matches!(
-            (self.get(key), newer),
-            (Some(Change::Add(_)), Change::Max(_)) | (Some(Change::Max(_)), Change::Add(_))
-        )
+        match newer {
+            Change::Put(_) | Change::Delete => false,
+            Change::Add(_) => matches!(self.get(key), Some(Change::Max(_))),
+            Change::Max(_) => matches!(self.get(key), Some(Change::Add(_))),
+        }
     }
 }
 
@@ -115,7 +120,7 @@ mod tests {
     #[test]
     fn numbers_start_at_zero_and_join() {
         let mut delta = Delta::default();
-        let key = || Box::from(&b"n"[..]);
+        let key = || Key::from_slice(b"n");
         delta.push(key(), Change::Add(5)).unwrap();
         delta.push(key(), Change::Add(-7)).unwrap();
         assert_eq!(delta.get(b"n"), Some(&Change::Add(-2)));

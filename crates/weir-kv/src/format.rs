@@ -4,7 +4,7 @@
 //! is never taken for a record. Nothing read here is trusted before its checksum holds.
 
 use crate::CommitSeq;
-use crate::change::{Change, Delta};
+use crate::change::{Change, Delta, Key};
 use weir_proto::{Epoch, Error, Result};
 
 /// Records without epochs: of a store that never had copies.
@@ -242,7 +242,7 @@ pub(crate) fn replay(mut body: &[u8], delta: &mut Delta) -> Result<()> {
             kind => return Err(Error::damaged(format!("{kind} is no kind of change"))),
         };
         let mixed = |_| Error::damaged("an addition and a maximum meet on one key");
-        delta.push(key.into(), change).map_err(mixed)?;
+        delta.push(Key::from_slice(key), change).map_err(mixed)?;
     }
     Ok(())
 }

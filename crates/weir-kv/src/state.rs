@@ -5,7 +5,7 @@
 //! Knows nothing of journals and disks.
 
 use crate::base::Base;
-use crate::change::{Change, Delta, put};
+use crate::change::{Change, Delta, Key, put};
 use crate::{CommitSeq, Read, Scan, Txn};
 use std::collections::btree_map;
 use std::iter::Peekable;
@@ -138,7 +138,7 @@ impl<'a> View<'a> {
     }
 }
 
-type Level<'a> = Peekable<btree_map::Range<'a, Box<[u8]>, Change>>;
+type Level<'a> = Peekable<btree_map::Range<'a, Key, Change>>;
 
 fn next_of(base: &mut Option<crate::base::Range>) -> Result<Option<crate::base::Entry>> {
     base.as_mut().map_or(Ok(None), |range| range.next().transpose())
@@ -212,7 +212,7 @@ impl<'a> Body<'a> {
         if self.own.would_mix(key, &change) {
             match self.get(key) {
                 Ok(value) => {
-                    self.own.changes.insert(key.into(), put(value));
+                    self.own.changes.insert(Key::from_slice(key), put(value));
                 }
                 Err(e) => {
                     self.refused.get_or_insert(e);
@@ -220,7 +220,7 @@ impl<'a> Body<'a> {
                 }
             }
         }
-        self.own.push(key.into(), change).expect("a mixture was resolved just now");
+        self.own.push(Key::from_slice(key), change).expect("a mixture was resolved just now");
     }
 }
 

@@ -51,6 +51,10 @@ use failure::{Failure, Outcome};
 use std::process::ExitCode;
 use weir_proto::Error;
 
+/// Roles and mounts allocate on one thread and free on another all the time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     end_quietly_when_nobody_reads();
     let words: Vec<_> = std::env::args_os().collect();
