@@ -52,9 +52,9 @@ impl Inner {
         let (revoke_clock, before) = (self.revoke_clock(), dir.lock().names.change());
         let name = Bytes::copy_from_slice(name);
         let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
-        let looked = self.session.ask(self.deadline(), ask).await?;
-        self.apply_dir_lease(&dir, &looked.parent_lease, revoke_clock);
-        let found = looked.entry.as_ref().map(|entry| self.apply(entry, revoke_clock));
+        let answer = self.session.ask(self.deadline(), ask).await?;
+        self.apply_dir_lease(&dir, &answer.parent_lease, revoke_clock);
+        let found = answer.entry.as_ref().map(|entry| self.apply(entry, revoke_clock));
         self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
         if let Some(found) = &found {
             self.wait_for_unprotected_pages_of(found.attr.ino).await;

@@ -98,7 +98,7 @@ impl Inner {
             if for_pages && st.pages.is_dropping() {
                 return None;
             }
-            let local = match self.look(&file.inode, &mut st, offset, len) {
+            let local = match self.collect_local(&file.inode, &mut st, offset, len) {
                 Ok(local) => local,
                 Err(e) => return Some(Err(e)),
             };
@@ -218,8 +218,8 @@ impl Inner {
             self.lease_for_pages(inode, offset, offset.saturating_add(len as u64)).await?;
         }
         self.prepare_read(inode).await?;
-        let looked = self.look_when_settled(file, offset, len, deadline, insists).await?;
-        let Some((local, unprotected)) = looked else { return Ok(Read::Unleased) };
+        let settled = self.collect_when_settled(file, offset, len, deadline, insists).await?;
+        let Some((local, unprotected)) = settled else { return Ok(Read::Unleased) };
         let Local { mut assembly, layout, data_change, keep, size, seen, .. } = local;
         if let Some((from, to)) =
             assembly.missing.first().zip(assembly.missing.last()).map(|(a, b)| (a.0, b.1))
@@ -252,7 +252,7 @@ impl Inner {
 
     /// The local state once no other read is fetching a part of the missing bytes. `None`: no lease protects
     /// pages that are to be filled.
-    async fn look_when_settled(
+    async fn collect_when_settled(
         &self,
         file: &OpenFile,
         offset: u64,
@@ -274,7 +274,7 @@ impl Inner {
                 if for_pages {
                     st.pages.note_fill(offset, offset.saturating_add(len as u64));
                 }
-                let local = self.look(inode, &mut st, offset, len)?;
+                let local = self.collect_local(inode, &mut st, offset, len)?;
                 if for_pages && !local.keep && unprotected.is_none() {
                     unprotected = Some(UnprotectedPages::of(inode, &mut st));
                 }
@@ -320,7 +320,7 @@ impl Inner {
     }
 
     /// Collects the local bytes of `offset..offset + len`, newest first.
-    fn look(&self, inode: &Inode, st: &mut State, offset: u64, len: usize) -> Result<Local> {
+    fn collect_local(&self, inode: &Inode, st: &mut State, offset: u64, len: usize) -> Result<Local> {
         let size = st.size();
         let end = offset.saturating_add(len as u64).min(size);
         let start = offset.min(end);

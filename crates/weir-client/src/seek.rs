@@ -71,13 +71,13 @@ impl Inner {
         let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
         away.extend(self.layers(inode, offset).await?.iter().map(|l| (l.from, up(l.to))));
         let (first, last) = (layout.stripe_of(offset), layout.stripe_of(size - 1));
-        let (mut stripe, mut looked_at) = (first, 0);
+        let (mut stripe, mut scanned) = (first, 0);
         while stripe <= last {
-            if looked_at >= STRIPES_MAX {
+            if scanned >= STRIPES_MAX {
                 return Ok(Some(if data { layout.stripe_start(stripe).max(offset) } else { size }));
             }
             let next = last.saturating_add(1).min(stripe + STRIPES_AT_ONCE);
-            looked_at += next - stripe;
+            scanned += next - stripe;
             let asked = (stripe..next).map(|s| {
                 // A range at home counts as data.
                 let start = layout.stripe_start(s);

@@ -241,15 +241,15 @@ impl Inner {
     /// clones.
     pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
         let inode = self.inode(ino);
-        let looked = async {
+        let recovered = async {
             // A lease from before the death does not show it.
             self.refresh(&inode).await?;
             self.prepare_read(&inode).await
         };
-        match looked.await {
+        match recovered.await {
             // It has been removed since, together with its last writer.
             Err(e) if e.kind == ErrorKind::Stale => Ok(()),
-            looked => looked,
+            recovered => recovered,
         }
     }
 

@@ -120,7 +120,7 @@ impl Owner {
     /// Runs until the last handle of the coordinator is gone, or another coordinator leads: then waiting
     /// callers get no answer from this one.
     pub async fn run(mut self) {
-        let mut looked = self.env.clock.now();
+        let mut last_tick = self.env.clock.now();
         loop {
             let tick = Duration::from_millis(u64::from(heartbeat_ms(&self.map.borrow())) / 2);
             let mut first = None;
@@ -134,8 +134,8 @@ impl Owner {
             }
             // On an overloaded machine, or with a slow disk, this node itself is late.
             let now = self.env.clock.now();
-            self.members.forgive(now.since(looked).saturating_sub(tick), now);
-            looked = now;
+            self.members.forgive(now.since(last_tick).saturating_sub(tick), now);
+            last_tick = now;
             if let Err(e) = self.handle_batch(first).await {
                 tracing::error!("this coordinator leads no more: {e}");
                 let _ = self.seat.lost.set(e); // it is lost once

@@ -34,15 +34,15 @@ pub async fn probe(
     patience: Duration,
 ) -> Result<TargetReport> {
     let node = node.ok_or_else(|| Error::not_found(format!("no node serves {target}")))?;
-    let mut looks = 1;
+    let mut attempts = 1;
     loop {
         let begun = env.clock.now();
         let outcome = stat_target(&env, &who, &node, target, patience).await;
         let was_late = env.clock.now().since(begun) > patience + patience / 2;
-        if outcome.is_ok() || !was_late || looks == LATE_PROBES_MAX {
+        if outcome.is_ok() || !was_late || attempts == LATE_PROBES_MAX {
             return outcome;
         }
-        looks += 1;
+        attempts += 1;
     }
 }
 

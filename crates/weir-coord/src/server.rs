@@ -563,7 +563,7 @@ mod tests {
     use weir_proto::methods;
 
     #[test]
-    fn another_user_may_look_and_change_nothing() {
+    fn another_user_may_read_and_change_nothing() {
         let of_coordinator = methods::all().filter(|method| method.number < 100);
         let open: Vec<&str> = of_coordinator.filter(|m| m.by.has(Sender::User)).map(|m| m.name).collect();
         let expected = [

@@ -59,7 +59,7 @@ struct Known {
     /// Waiting calls, by the kernel's number of the request.
     calls: BTreeMap<u64, Call>,
     /// A task checks them.
-    looking: bool,
+    polling: bool,
     /// The mount ends: no call waits any more.
     closing: bool,
 }
@@ -105,8 +105,8 @@ impl Callers {
             end.notify_one();
         }
         known.calls.insert(unique, call);
-        if !std::mem::replace(&mut known.looking, true) {
-            runtime.spawn(look_after(self.clone()));
+        if !std::mem::replace(&mut known.polling, true) {
+            runtime.spawn(poll(self.clone()));
         }
         drop(known);
         Waiting { callers: self.clone(), unique, end }
@@ -128,10 +128,10 @@ impl Callers {
     }
 
     /// Ends the waits of programs that are being ended. False: no call waits.
-    fn look(&self) -> bool {
+    fn end_waits(&self) -> bool {
         let old: Vec<(u64, u32, bool)> = {
             let mut known = self.lock();
-            known.looking = !known.calls.is_empty();
+            known.polling = !known.calls.is_empty();
             let old = known.calls.iter().filter(|(_, call)| call.since.elapsed() >= LEFT_ALONE);
             old.map(|(unique, call)| (*unique, call.pid, call.interrupted)).collect()
         };
@@ -144,14 +144,14 @@ impl Callers {
         for call in ending.iter().filter_map(|unique| known.calls.get(unique)) {
             call.end.notify_one();
         }
-        known.looking
+        known.polling
     }
 }
 
-async fn look_after(callers: Arc<Callers>) {
+async fn poll(callers: Arc<Callers>) {
     loop {
         tokio::time::sleep(POLL_EVERY).await;
-        if !callers.look() {
+        if !callers.end_waits() {
             return;
         }
     }
@@ -311,7 +311,7 @@ mod tests {
         callers.interrupt(1);
         assert_eq!(waiting.ended().await, Errno::EINTR);
         drop(waiting);
-        assert!(!callers.look());
+        assert!(!callers.end_waits());
     }
 
     #[tokio::test]

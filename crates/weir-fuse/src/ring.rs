@@ -138,7 +138,7 @@ impl Transport for Queue {
             self.arrived(device, requests, place, exchange)?;
         }
         let mut ready = Vec::new();
-        while !self.answers.stopped() && self.look_at_ended(device, requests)? {
+        while !self.answers.stopped() && self.handle_completed(device, requests)? {
             self.answers.take(&mut ready);
             for place in &ready {
                 if let Some(exchange) = self.slots[*place as usize].take_answered() {
@@ -199,7 +199,7 @@ impl Queue {
     }
 
     /// Handles completed commands.
-    fn look_at_ended(&mut self, device: BorrowedFd<'_>, requests: &dyn Requests) -> Result<Alive> {
+    fn handle_completed(&mut self, device: BorrowedFd<'_>, requests: &dyn Requests) -> Result<Alive> {
         while let Some(end) = self.ring.next_end() {
             let (place, error, exchange) = match end? {
                 CommandEnd::Woken => {
@@ -254,10 +254,10 @@ impl Queue {
             return requests.dispatch(header, argument, &[], slot);
         }
         self.large |= arrived.payload_bytes >= LARGE_BYTES;
-        slot.looked_at(arrived.unique);
+        slot.begin(arrived.unique);
         let payload = &exchange.payload()[..arrived.payload_bytes];
         requests.dispatch(header, argument, payload, slot.clone())?;
-        match slot.looked(exchange) {
+        match slot.end(exchange) {
             Some(exchange) => self.commit(device, place, exchange),
             None => Ok(()),
         }

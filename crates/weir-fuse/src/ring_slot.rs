@@ -76,7 +76,7 @@ enum State {
     /// The kernel has the buffers, or the ring's thread.
     Empty,
     /// The ring's thread handles the request, and its payload is in use.
-    Looked(u64),
+    Handled(u64),
     /// The answer came meanwhile.
     Kept(Vec<u8>),
     Waits(u64, Exchange),
@@ -110,15 +110,15 @@ impl Slot {
     }
 
     /// A request came, and is being handled.
-    pub fn looked_at(&self, unique: u64) {
-        *self.state() = State::Looked(unique);
+    pub fn begin(&self, unique: u64) {
+        *self.state() = State::Handled(unique);
     }
 
     /// It has been handled: the buffers are the answer's. Returned if the answer has come already.
-    pub fn looked(&self, mut exchange: Exchange) -> Option<Exchange> {
+    pub fn end(&self, mut exchange: Exchange) -> Option<Exchange> {
         let mut state = self.state();
         match mem::replace(&mut *state, State::Empty) {
-            State::Looked(unique) => {
+            State::Handled(unique) => {
                 *state = State::Waits(unique, exchange);
                 None
             }
@@ -156,7 +156,7 @@ impl fuser::Answer for Slot {
         let of = answered(parts)?;
         let mut state = self.state();
         match mem::replace(&mut *state, State::Empty) {
-            State::Looked(unique) if unique == of => {
+            State::Handled(unique) if unique == of => {
                 *state = State::Kept(parts.iter().map(|part| &**part).collect::<Vec<_>>().concat());
                 return Ok(());
             }

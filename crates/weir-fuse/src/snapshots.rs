@@ -216,7 +216,7 @@ impl Mounted {
             let ttl = if matches!(place, Place::List { .. }) { NAME_TTL } else { FOR_EVER };
             Ok(found.map(|(found, attr)| (found, file_attr(found, &attr), ttl)))
         };
-        self.wait(request, reply, work, move |reply: ReplyEntry, looked: Result<_>| match looked {
+        self.wait(request, reply, work, move |reply: ReplyEntry, answer: Result<_>| match answer {
             Ok(Some((found, attr, ttl))) => match reported.note_answer(found) {
                 Ok(_) => reply.entry_with_ttls(&FOR_EVER, &ttl, &attr, GENERATION),
                 Err(e) => reply.error(refused(&e)),

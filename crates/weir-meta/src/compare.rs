@@ -32,11 +32,11 @@ impl Meta {
         let (mut after, leader) = (None, self.leader());
         loop {
             let mut found = Vec::new();
-            let mut looked = 0;
+            let mut scanned = 0;
             leader.kv.read(&mut |read| {
                 found.clear();
                 let files = lost::files(read, after, FILES_AT_ONCE)?;
-                looked = files.len();
+                scanned = files.len();
                 for (ino, inode) in &files {
                     let gaps = lost::lost(read, *ino, inode, held)?;
                     if !gaps.is_empty() {
@@ -53,7 +53,7 @@ impl Meta {
                 let mut state = leader.lock();
                 leader.housekeep(&mut state, NO_SESSION, &mut |cx| lost::lose(cx, ino, &gaps))?;
             }
-            if looked < FILES_AT_ONCE {
+            if scanned < FILES_AT_ONCE {
                 break;
             }
         }

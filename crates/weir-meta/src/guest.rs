@@ -31,12 +31,12 @@ pub(crate) struct Claim {
 }
 
 macro_rules! claims {
-    (open: $($open:ident)*; looks: $($looks:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
+    (open: $($open:ident)*; reads: $($reads:ident)*; asks: $($asks:ident)*; acts: $($acts:ident)*) => {
         /// `Denied`: it is not known which session and user such a request names.
         fn claim(call: &Call) -> Result<Claim> {
             Ok(match call.method {
                 $( $open::METHOD => Claim { session: None, user: None }, )*
-                $( $looks::METHOD => Claim { session: Some(call.decode::<$looks>()?.session), user: None }, )*
+                $( $reads::METHOD => Claim { session: Some(call.decode::<$reads>()?.session), user: None }, )*
                 $( $asks::METHOD => {
                     let r = call.decode::<$asks>()?;
                     Claim { session: Some(r.session), user: Some(r.cred.uid) }
@@ -51,12 +51,12 @@ macro_rules! claims {
         /// The methods of these requests.
         #[cfg(test)]
         const LISTED: &[u16] =
-            &[$($open::METHOD,)* $($looks::METHOD,)* $($asks::METHOD,)* $($acts::METHOD,)*];
+            &[$($open::METHOD,)* $($reads::METHOD,)* $($asks::METHOD,)* $($acts::METHOD,)*];
     };
 }
 claims! {
     open: SessionOpen TroubleList;
-    looks: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt GetWriteFloors RelationList
+    reads: SessionResume SessionClose KeepAlive StatFs VolumeList VolumeGet VolumeAt GetWriteFloors RelationList
         RelationRulesList BackupList SnapshotList;
     asks: ScanInodes OwnerUsageList GetEviction ReadChanges;
     acts: VolumeCreate VolumeChange SetWriteFloor VolumeDelete OwnerLimit RelationAdd RelationAddWith RelationSet

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_pass_absent_readers_and_changes_do_not() {
+    fn reads_pass_absent_readers_and_changes_do_not() {
         let (read, written, other) = (VolumeId(1), VolumeId(2), VolumeId(3));
         let mut holds = Holds::nothing();
         holds.add(read, Usage::Reads);

@@ -519,15 +519,15 @@ fn a_broken_connection_keeps_the_session_for_a_revoke() {
         let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         let file = a.create(ROOT, "f").await.unwrap().entry;
         world.reset_connections("a", "meta");
-        let look = b.getattr(file.attr.ino);
+        let getattr = b.getattr(file.attr.ino);
         let back = async {
             world.sleep(Duration::from_millis(300)).await;
             a.reconnect("a").await;
             let resumed = a.resume(vec![held(&file, LeaseKind::Write, 0, 1)]).await.unwrap();
             assert!(resumed.lost.is_empty());
         };
-        let (look, ()) = tokio::join!(look, back);
-        assert_eq!(look.unwrap().lease.kind, LeaseKind::Read);
+        let (getattr, ()) = tokio::join!(getattr, back);
+        assert_eq!(getattr.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(a.revoked(), [(file.attr.ino, LeaseKind::Read)]);
         a.commit(file.attr.ino, 1, 5, true).await.unwrap();
     });

@@ -208,7 +208,7 @@ fn of_target(call: &Call) -> Result<About> {
 
 fn decoded(call: &Call) -> Result<About> {
     let changed = |on: String, uid| About { on, uid, changes: true };
-    let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
+    let read = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
     if let Some(about) = decoded_of_relation(call)? {
         return Ok(about);
     }
@@ -256,7 +256,7 @@ fn decoded(call: &Call) -> Result<About> {
         }
         ScanInodes::METHOD => {
             let r = call.decode::<ScanInodes>()?;
-            looked(format!("volume {}", r.volume), r.cred.uid)
+            read(format!("volume {}", r.volume), r.cred.uid)
         }
         _ => return decoded_of_volumes(call),
     })
@@ -374,7 +374,7 @@ fn decoded_of_relation(call: &Call) -> Result<Option<About>> {
 /// The others: requests about volumes.
 fn decoded_of_volume(call: &Call) -> Result<About> {
     let changed = |on: String, uid: u32| About { on, uid: Some(uid), changes: true };
-    let looked = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
+    let read = |on: String, uid: u32| About { on, uid: Some(uid), changes: false };
     Ok(match call.method {
         BackupSet::METHOD => {
             let r = call.decode::<BackupSet>()?;
@@ -397,16 +397,16 @@ fn decoded_of_volume(call: &Call) -> Result<About> {
                         format!("volume {}: eviction from {} % to {} %", set.volume, set.high, set.low);
                     changed(marks, r.cred.uid)
                 }
-                None => looked("eviction levels".into(), r.cred.uid),
+                None => read("eviction levels".into(), r.cred.uid),
             }
         }
         ReadChanges::METHOD => {
             let r = call.decode::<ReadChanges>()?;
-            looked(format!("volume {}", r.volume), r.cred.uid)
+            read(format!("volume {}", r.volume), r.cred.uid)
         }
         AckChanges::METHOD => {
             let r = call.decode::<AckChanges>()?;
-            looked(format!("volume {}, cursor {}", r.volume, r.cursor), r.cred.uid)
+            read(format!("volume {}, cursor {}", r.volume, r.cursor), r.cred.uid)
         }
         DropCursor::METHOD => {
             let r = call.decode::<DropCursor>()?;

@@ -153,7 +153,7 @@ mod tests {
 
     /// A request for users and not for mounts is in the audit log, or only reads.
     #[test]
-    fn every_method_of_administrators_is_audited_or_only_looks() {
+    fn every_method_of_administrators_is_audited_or_only_reads() {
         let only_reads = [
             "GetWaits",
             "GetAudit",

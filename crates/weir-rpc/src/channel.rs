@@ -228,8 +228,8 @@ impl Channel {
         if at.addrs.is_empty() {
             return false;
         }
-        let looking = inner.dial_in_order(Arc::new(at), Some(silent.peer().instance));
-        let Ok(Ok(found)) = inner.env.clock.timeout(patience, looking).await else { return false };
+        let dial = inner.dial_in_order(Arc::new(at), Some(silent.peer().instance));
+        let Ok(Ok(found)) = inner.env.clock.timeout(patience, dial).await else { return false };
         inner.connected(&found);
         silent.close("another node answers in its place");
         true

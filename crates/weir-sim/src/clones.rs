@@ -33,10 +33,10 @@ const GONE_POLLS: u32 = 60;
 
 /// Operation names in the table of marks.
 pub const TAKE: &str = "clone";
-pub const LOOK: &str = "clone look";
+pub const COMPARE: &str = "clone comparison";
 pub const CHANGE: &str = "clone change";
 pub const REMOVE: &str = "clone removal";
-pub const OPERATIONS: [&str; 4] = [TAKE, LOOK, CHANGE, REMOVE];
+pub const OPERATIONS: [&str; 4] = [TAKE, COMPARE, CHANGE, REMOVE];
 
 /// The client that changes files of clones: it is never cut off.
 const ME: Who = Who { client: usize::MAX - 1, life: 0, cuts: 0 };
@@ -101,7 +101,7 @@ impl Clones {
             let operation = match what {
                 0 | 1 if held < HELD_MAX => TAKE,
                 0 if held > 0 => REMOVE,
-                1..4 if held > 0 => LOOK,
+                1..4 if held > 0 => COMPARE,
                 _ if held > 0 => CHANGE,
                 _ => TAKE,
             };
@@ -118,7 +118,7 @@ impl Clones {
                     _ => {
                         let mut cloned = self.held().remove(which);
                         let done = match operation {
-                            LOOK => self.compare(client, &mut cloned, "meanwhile").await,
+                            COMPARE => self.compare(client, &mut cloned, "meanwhile").await,
                             _ => self.change(client, &mut cloned, under_way.op, &rng).await,
                         };
                         self.held().insert(which, cloned);
@@ -221,7 +221,7 @@ impl Clones {
     async fn compare(&self, client: &Client, cloned: &mut Cloned, when: &str) -> Result<(), Error> {
         self.list(client, cloned).await?;
         for entry in cloned.files.iter_mut().flatten() {
-            self.look(client, entry, &format!("{when}: {} of {}", entry.name, cloned.name)).await?;
+            self.compare_entry(client, entry, &format!("{when}: {} of {}", entry.name, cloned.name)).await?;
         }
         if let Some(tree) = &cloned.tree {
             tree.verify_clone(client, cloned.root, &format!("{when}: the tree of {}", cloned.name)).await?;
@@ -229,7 +229,7 @@ impl Clones {
         Ok(())
     }
 
-    async fn look(&self, client: &Client, entry: &mut Entry, what: &str) -> Result<(), Error> {
+    async fn compare_entry(&self, client: &Client, entry: &mut Entry, what: &str) -> Result<(), Error> {
         let what = format!("{what} ({:?})", entry.ino);
         let got = read_whole(client, entry.ino).await.map_err(|e| e.doing(&what))?;
         let stat = client.getattr(entry.ino).await?;
@@ -263,7 +263,7 @@ impl Clones {
         let which = rng.below(files.len() as u64) as usize;
         let entry = &mut files[which];
         if !matches!(&entry.expected, Expected::Model { in_doubt: false, .. }) {
-            self.look(client, entry, &format!("before a change: {} of {}", entry.name, cloned.name)).await?;
+            self.compare_entry(client, entry, &format!("before a change: {} of {}", entry.name, cloned.name)).await?;
         }
         let Expected::Model { model, in_doubt } = &mut entry.expected else { unreachable!("just seen") };
         let len = 1 + rng.below(rng.below(CHANGE_BYTES_MAX) + 1);

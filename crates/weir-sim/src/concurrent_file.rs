@@ -100,13 +100,13 @@ impl Change {
 
 /// The duration of a read, and which clients may have lost changes by then.
 #[derive(Clone, Copy)]
-pub struct Look<'a> {
+pub struct ReadSpan<'a> {
     pub from: Moment,
     pub to: Moment,
     pub may_have_lost: &'a dyn Fn(&Writer) -> bool,
 }
 
-impl Look<'_> {
+impl ReadSpan<'_> {
     fn may_show(&self, change: &Change) -> bool {
         change.begun <= self.to
     }
@@ -151,16 +151,16 @@ impl Changes {
     }
 
     /// `got` is the whole file.
-    pub fn check(&self, look: &Look<'_>, got: &[u8]) -> Result<(), String> {
-        self.check_bytes(look, &got[..got.len().min(self.log_from.unwrap_or(u64::MAX) as usize)])?;
+    pub fn check(&self, span: &ReadSpan<'_>, got: &[u8]) -> Result<(), String> {
+        self.check_bytes(span, &got[..got.len().min(self.log_from.unwrap_or(u64::MAX) as usize)])?;
         match self.log_from {
-            Some(from) => self.check_log(look, from, got),
-            None => self.check_size(look, got.len() as u64),
+            Some(from) => self.check_log(span, from, got),
+            None => self.check_size(span, got.len() as u64),
         }
     }
 
-    fn check_bytes(&self, look: &Look<'_>, got: &[u8]) -> Result<(), String> {
-        let shown: Vec<&Change> = self.all.iter().filter(|c| look.may_show(c)).collect();
+    fn check_bytes(&self, span: &ReadSpan<'_>, got: &[u8]) -> Result<(), String> {
+        let shown: Vec<&Change> = self.all.iter().filter(|c| span.may_show(c)).collect();
         let mut edges: Vec<u64> = vec![0, got.len() as u64];
         for c in &shown {
             match c.did {
@@ -177,7 +177,7 @@ impl Changes {
         for range in edges.windows(2) {
             let touching: Vec<&Change> =
                 shown.iter().copied().filter(|c| c.did.leaves(c.op, range[0]).is_some()).collect();
-            let last: Vec<&Change> = touching.iter().copied().filter(|c| look.must_show(c)).collect();
+            let last: Vec<&Change> = touching.iter().copied().filter(|c| span.must_show(c)).collect();
             let may_be: Vec<&Change> =
                 touching.iter().copied().filter(|c| !last.iter().any(|l| c.is_before(l))).collect();
             for offset in range[0]..range[1] {
@@ -190,10 +190,10 @@ impl Changes {
                         &got[offset as usize..end],
                         got.len(),
                         self.origin(offset, &got[offset as usize..end]),
-                        look.from,
-                        look.to,
+                        span.from,
+                        span.to,
                         may_be.iter().map(|c| c.op).collect::<Vec<_>>(),
-                        self.tail(look, |did| did.leaves(1, offset).is_some())
+                        self.tail(span, |did| did.leaves(1, offset).is_some())
                     ));
                 }
             }
@@ -202,17 +202,17 @@ impl Changes {
     }
 
     /// Checks that the size is between the least and the largest possible one.
-    pub fn check_size(&self, look: &Look<'_>, size: u64) -> Result<(), String> {
+    pub fn check_size(&self, span: &ReadSpan<'_>, size: u64) -> Result<(), String> {
         if self.log_from.is_some() {
             return Ok(());
         }
-        let shown = || self.all.iter().filter(|c| look.may_show(c));
+        let shown = || self.all.iter().filter(|c| span.may_show(c));
         let truncations_below =
             |end: u64| shown().filter(move |c| matches!(c.did, Did::Size { len } if len < end));
         let may_be =
-            |c: &&Change| !truncations_below(c.did.end()).any(|cut| look.must_show(cut) && c.is_before(cut));
+            |c: &&Change| !truncations_below(c.did.end()).any(|cut| span.must_show(cut) && c.is_before(cut));
         let must_be =
-            |c: &&Change| look.must_show(c) && truncations_below(c.did.end()).all(|cut| cut.is_before(c));
+            |c: &&Change| span.must_show(c) && truncations_below(c.did.end()).all(|cut| cut.is_before(c));
         let most = shown().filter(may_be).map(|c| c.did.end()).max().unwrap_or(0);
         let least = shown().filter(must_be).map(|c| c.did.end()).max().unwrap_or(0);
         if (least..=most).contains(&size) {
@@ -221,23 +221,23 @@ impl Changes {
         let grows_or_cuts = |did: &Did| did.end() > 0 || matches!(did, Did::Size { .. });
         Err(format!(
             "a size of {size} cannot be, {least} to {most} can, moments {} to {}\n{}",
-            look.from,
-            look.to,
-            self.tail(look, grows_or_cuts)
+            span.from,
+            span.to,
+            self.tail(span, grows_or_cuts)
         ))
     }
 
-    fn check_log(&self, look: &Look<'_>, from: u64, got: &[u8]) -> Result<(), String> {
-        let is_cut = |c: &&Change| matches!(c.did, Did::Size { .. }) && look.may_show(c);
+    fn check_log(&self, span: &ReadSpan<'_>, from: u64, got: &[u8]) -> Result<(), String> {
+        let is_cut = |c: &&Change| matches!(c.did, Did::Size { .. }) && span.may_show(c);
         let cuts: Vec<&Change> = self.all.iter().filter(is_cut).collect();
         // A change that was partly lost may have left anything there; a read during a cut may have seen some
         // bytes of both.
-        let may_be_torn = self.all.iter().any(|c| look.may_show(c) && look.may_be_lost(c))
-            || cuts.iter().any(|c| c.ended.is_none_or(|ended| ended >= look.from));
+        let may_be_torn = self.all.iter().any(|c| span.may_show(c) && span.may_be_lost(c))
+            || cuts.iter().any(|c| c.ended.is_none_or(|ended| ended >= span.from));
         let fail = |what: String| {
             let records = |did: &Did| matches!(did, Did::Append { .. } | Did::Size { .. });
-            let moments = format!("moments {} to {}", look.from, look.to);
-            Err(format!("{what}, {moments}\n{}", self.tail(look, records)))
+            let moments = format!("moments {} to {}", span.from, span.to);
+            Err(format!("{what}, {moments}\n{}", self.tail(span, records)))
         };
         let mut found: BTreeMap<u64, usize> = BTreeMap::new();
         let mut last_of: BTreeMap<usize, u64> = BTreeMap::new();
@@ -258,11 +258,11 @@ impl Changes {
             if let Some(first) = found.insert(change.op, at) {
                 return fail(format!("the record of operation {} is at {first} and at {at}", change.op));
             }
-            let is_cut_off = cuts.iter().any(|cut| look.must_show(cut) && change.is_before(cut));
-            if !look.may_show(change) || is_cut_off && !may_be_torn {
+            let is_cut_off = cuts.iter().any(|cut| span.must_show(cut) && change.is_before(cut));
+            if !span.may_show(change) || is_cut_off && !may_be_torn {
                 return fail(format!("the record of operation {} at {at} cannot be there", change.op));
             }
-            if !look.may_be_lost(change) {
+            if !span.may_be_lost(change) {
                 let last = last_of.insert(change.writer.process, change.op);
                 if last.is_some_and(|last| last > change.op) {
                     return fail(format!(
@@ -276,7 +276,7 @@ impl Changes {
         }
         let must_be = |c: &&Change| {
             matches!(c.did, Did::Append { .. })
-                && look.must_show(c)
+                && span.must_show(c)
                 && cuts.iter().all(|cut| cut.is_before(c))
         };
         match self.all.iter().filter(must_be).find(|c| !found.contains_key(&c.op)) {
@@ -298,10 +298,10 @@ impl Changes {
     }
 
     /// The last changes of a kind.
-    fn tail(&self, look: &Look<'_>, is_shown: impl Fn(&Did) -> bool) -> String {
+    fn tail(&self, span: &ReadSpan<'_>, is_shown: impl Fn(&Did) -> bool) -> String {
         let line = |c: &Change| {
             let who = c.writer.who.client;
-            let lost = if look.may_be_lost(c) { ", may be lost" } else { "" };
+            let lost = if span.may_be_lost(c) { ", may be lost" } else { "" };
             format!("  operation {}: c{who} {:?} from {} to {:?}{lost}", c.op, c.did, c.begun, c.ended)
         };
         let lines: Vec<String> = self.all.iter().filter(|c| is_shown(&c.did)).map(line).collect();
@@ -338,8 +338,8 @@ mod tests {
         let who = Who { client: process, life: 1, cuts: 0 };
         Writer { who, process, sure: true, at: Instant(0) }
     }
-    fn look(from: Moment, to: Moment) -> Look<'static> {
-        Look { from, to, may_have_lost: &|_| false }
+    fn span(from: Moment, to: Moment) -> ReadSpan<'static> {
+        ReadSpan { from, to, may_have_lost: &|_| false }
     }
     /// Operation `n + 1` is the `n`-th of these, with its beginning and its end; each of a process of its
     /// own.
@@ -358,12 +358,12 @@ mod tests {
         let file = file(None, &[(write, 1, 2), (write, 3, 6), (write, 4, 7)]);
         for (from, to, may) in [(8, 9, [0, 1, 1]), (5, 9, [1, 1, 1]), (2, 2, [1, 0, 0]), (2, 3, [1, 1, 0])] {
             for op in 1..=3 {
-                let is_fine = file.check(&look(from, to), &bytes_of(op, 0, 10)).is_ok();
+                let is_fine = file.check(&span(from, to), &bytes_of(op, 0, 10)).is_ok();
                 assert_eq!(is_fine, may[op as usize - 1] == 1, "operation {op}, {from} to {to}");
             }
         }
-        assert!(file.check(&look(8, 9), &[0; 10]).is_err(), "zeros");
-        assert!(file.check(&look(0, 1), &[0; 10]).is_ok(), "not written yet");
+        assert!(file.check(&span(8, 9), &[0; 10]).is_err(), "zeros");
+        assert!(file.check(&span(0, 1), &[0; 10]).is_ok(), "not written yet");
     }
 
     #[test]
@@ -372,10 +372,10 @@ mod tests {
         let file = file(None, &[(grow, 1, 2), (cut, 4, 8), (Did::Grow { len: 50 }, 6, 7)]);
         for (from, to, least, most) in [(3, 3, 100, 100), (9, 9, 10, 50), (5, 5, 10, 100), (1, 1, 0, 100)] {
             for size in [least, most] {
-                assert!(file.check_size(&look(from, to), size).is_ok(), "{size}, {from} to {to}");
+                assert!(file.check_size(&span(from, to), size).is_ok(), "{size}, {from} to {to}");
             }
-            let lower = least > 10 && file.check_size(&look(from, to), least - 1).is_ok();
-            assert!(!lower && file.check_size(&look(from, to), most + 1).is_err(), "{from} to {to}");
+            let lower = least > 10 && file.check_size(&span(from, to), least - 1).is_ok();
+            assert!(!lower && file.check_size(&span(from, to), most + 1).is_err(), "{from} to {to}");
         }
     }
 
@@ -385,21 +385,21 @@ mod tests {
         let (write, grow) = (Did::Write { offset: 0, len: 10 }, Did::Grow { len: 10 });
         let file = file(None, &[(write, 1, 2), (hole, 3, 4), (Did::Size { len: 8 }, 5, 6), (grow, 7, 8)]);
         let mut bytes = bytes_of(1, 0, 10);
-        assert!(file.check(&look(9, 9), &bytes).is_err());
+        assert!(file.check(&span(9, 9), &bytes).is_err());
         bytes[2..5].fill(0);
-        assert!(file.check(&look(9, 9), &bytes).is_err());
+        assert!(file.check(&span(9, 9), &bytes).is_err());
         bytes[8..].fill(0);
-        assert!(file.check(&look(9, 9), &bytes).is_ok());
+        assert!(file.check(&span(9, 9), &bytes).is_ok());
         bytes[7] = 0;
-        assert!(file.check(&look(9, 9), &bytes).is_err());
+        assert!(file.check(&span(9, 9), &bytes).is_err());
     }
 
     #[test]
     fn what_may_be_lost_must_not_be_there_unless_it_was_synced() {
         let mut file = file(None, &[(Did::Write { offset: 0, len: 4 }, 1, 2)]);
-        let lossy = Look { may_have_lost: &|_| true, ..look(9, 9) };
+        let lossy = ReadSpan { may_have_lost: &|_| true, ..span(9, 9) };
         assert!(file.check(&lossy, &[]).is_ok() && file.check(&lossy, &bytes_of(1, 0, 4)).is_ok());
-        assert!(file.check(&look(9, 9), &[]).is_err());
+        assert!(file.check(&span(9, 9), &[]).is_err());
         file.synced(writer(1).who, 2);
         assert!(file.check(&lossy, &[]).is_ok(), "the sync began too early");
         file.synced(writer(1).who, 3);
@@ -416,19 +416,19 @@ mod tests {
         }
         let all = |ops: &[u64]| ops.iter().fold(bytes_of(1, 0, 3), |all, op| [all, record(*op, 20)].concat());
         for ops in [&[2, 3, 4][..], &[3, 2, 4], &[2, 4, 3]] {
-            assert!(file.check(&look(9, 9), &all(ops)).is_ok(), "{ops:?}");
+            assert!(file.check(&span(9, 9), &all(ops)).is_ok(), "{ops:?}");
         }
         for ops in [&[2, 4][..], &[2, 3], &[4, 2, 3], &[2, 3, 4, 3], &[2, 3, 4, 5]] {
-            assert!(file.check(&look(9, 9), &all(ops)).is_err(), "{ops:?}");
+            assert!(file.check(&span(9, 9), &all(ops)).is_err(), "{ops:?}");
         }
-        assert!(file.check(&look(7, 7), &all(&[2, 4])).is_ok(), "one is under way");
+        assert!(file.check(&span(7, 7), &all(&[2, 4])).is_ok(), "one is under way");
         let mut torn = all(&[2, 3, 4]);
         torn[40] = 0;
-        assert!(file.check(&look(9, 9), &torn).is_err());
-        assert!(file.check(&look(9, 9), &torn[..39]).is_err());
+        assert!(file.check(&span(9, 9), &torn).is_err());
+        assert!(file.check(&span(9, 9), &torn[..39]).is_err());
         file.begin(6, writer(0), Did::Size { len: 3 }, 10);
         file.done(6, 11);
-        assert!(file.check(&look(12, 12), &all(&[])).is_ok(), "cut off");
-        assert!(file.check(&look(12, 12), &all(&[2])).is_err(), "cut off, and still there");
+        assert!(file.check(&span(12, 12), &all(&[])).is_ok(), "cut off");
+        assert!(file.check(&span(12, 12), &all(&[2])).is_err(), "cut off, and still there");
     }
 }

@@ -38,7 +38,7 @@ pub fn table(met: &Met, kinds: &[FaultKind]) -> String {
             &clones::OPERATIONS,
             &locks::OPERATIONS,
             &tree::OPERATIONS,
-            &[replica::LOOK],
+            &[replica::COMPARE],
             &limits::OPERATIONS,
         ];
         OPERATIONS.into_iter().chain(others.concat())

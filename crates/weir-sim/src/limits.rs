@@ -40,10 +40,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Operation names in the table of marks.
 pub const WRITE: &str = "limited write";
-pub const LOOK: &str = "limited look";
+pub const READ: &str = "limited read";
 pub const EDIT: &str = "limit change";
 pub const REMOVE: &str = "limited end";
-pub const OPERATIONS: [&str; 4] = [WRITE, LOOK, EDIT, REMOVE];
+pub const OPERATIONS: [&str; 4] = [WRITE, READ, EDIT, REMOVE];
 
 pub struct Limits {
     world: World,
@@ -259,12 +259,12 @@ impl Limits {
                 None => self.world.sleep(PAUSE).await,
             }
         };
-        let operation = if rng.below(6) == 0 { LOOK } else { WRITE };
+        let operation = if rng.below(6) == 0 { READ } else { WRITE };
         let under_way = context.begin(me, operation);
         let (who, excused) = (context.client_states.who(me), context.client_states.excuses_all(me));
         let visit = Visit { context, client, volume: &volume, who, rng, op: under_way.op };
         let done = match operation {
-            LOOK => visit.look().await,
+            READ => visit.read_any().await,
             _ => visit.write().await,
         };
         under_way.check_time(operation);
@@ -433,7 +433,7 @@ impl Visit<'_> {
         self.context.log(self.op, format_args!("c{}: {what} {} of {volume}", self.who.client, file.name));
     }
 
-    async fn look(&self) -> Result<()> {
+    async fn read_any(&self) -> Result<()> {
         self.volume.check_usage(self.client, "meanwhile").await?;
         let files = self.volume.files();
         let Some(file) = files.get(self.rng.below(files.len().max(1) as u64) as usize) else { return Ok(()) };

@@ -26,8 +26,8 @@ const DIGITS: usize = 10;
 
 /// The operation under locks in the table of marks.
 pub const COUNT: &str = "count";
-pub const LOOK: &str = "look at a count";
-pub const OPERATIONS: [&str; 2] = [COUNT, LOOK];
+pub const READ: &str = "read of a count";
+pub const OPERATIONS: [&str; 2] = [COUNT, READ];
 
 /// The files with the counts.
 pub struct Counters {
@@ -108,7 +108,7 @@ impl Counters {
     pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
         let counter = &self.counters[rng.below(self.counters.len() as u64) as usize];
         let kind = if rng.below(4) == 0 { LockKind::Shared } else { LockKind::Exclusive };
-        let under_way = context.begin(me, if kind == LockKind::Exclusive { COUNT } else { LOOK });
+        let under_way = context.begin(me, if kind == LockKind::Exclusive { COUNT } else { READ });
         let op = under_way.op;
         let excused = self.client_states.excuses_all(me);
         let done = async {
@@ -151,7 +151,7 @@ impl Counters {
         }
         context.log(op, format_args!("c{me} has {kind:?} on {}", counter.name));
         self.note_granted(counter, Hold { op, standing, kind });
-        let found = self.look(client, counter, handle, &standing).await?;
+        let found = self.read(client, counter, handle, &standing).await?;
         self.world.sleep(Duration::from_nanos(rng.below(HOLD_MAX.as_nanos() as u64))).await;
         if kind == LockKind::Exclusive {
             counter.state().pending = true;
@@ -219,7 +219,7 @@ impl Counters {
     }
 
     /// Reads the count under a lock.
-    async fn look(
+    async fn read(
         &self,
         client: &Client,
         counter: &Counter,

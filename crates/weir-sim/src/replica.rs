@@ -40,7 +40,7 @@ const POLL_EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(400);
 
 /// The operation in the table of marks.
-pub const LOOK: &str = "replica look";
+pub const COMPARE: &str = "replica comparison";
 
 pub struct Replica {
     world: World,
@@ -198,18 +198,18 @@ impl Replica {
 
     /// One operation of a process of client `me`.
     pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
-        let under_way = context.begin(me, LOOK);
+        let under_way = context.begin(me, COMPARE);
         let excused = context.client_states.excuses_all(me);
-        if let Err(e) = self.look(client, rng).await {
+        if let Err(e) = self.compare(client, rng).await {
             let silent =
                 e.kind == ErrorKind::Deadline && self.world.now().0 < self.silent_until.load(Relaxed);
             let excused = excused || silent;
-            context.complain(me, excused, format!("operation {}, c{me}: {LOOK}", under_way.op), &e);
+            context.complain(me, excused, format!("operation {}, c{me}: {COMPARE}", under_way.op), &e);
         }
     }
 
     /// Walks down to some file, and reads it.
-    async fn look(&self, client: &Client, rng: &Rng) -> Result<()> {
+    async fn compare(&self, client: &Client, rng: &Rng) -> Result<()> {
         let (mut dir, mut path) = (self.root, HomePath::root());
         loop {
             let found = match self.some_entry(client, dir, rng).await {

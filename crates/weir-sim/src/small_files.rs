@@ -8,7 +8,7 @@
 
 use crate::calls::root_cred;
 use crate::client_states::ClientStates;
-use crate::concurrent_file::{Changes, Look, Moment, Writer};
+use crate::concurrent_file::{Changes, ReadSpan, Moment, Writer};
 use crate::context::Context;
 use player::Player;
 use std::collections::BTreeSet;
@@ -141,7 +141,7 @@ impl SmallFiles {
     }
     fn check(&self, file: &SmallFile, from: Moment, to: Moment, got: &[u8]) -> Result<(), String> {
         let may_have_lost = |writer: &Writer| self.may_have_lost(writer);
-        file.changes().check(&Look { from, to, may_have_lost: &may_have_lost }, got)
+        file.changes().check(&ReadSpan { from, to, may_have_lost: &may_have_lost }, got)
     }
 
     /// Waits until a bout begins.

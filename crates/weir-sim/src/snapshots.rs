@@ -31,9 +31,9 @@ const READ_BYTES: usize = 2 << 20;
 
 /// The operation on snapshots in the table of marks.
 pub const TAKE: &str = "snapshot";
-pub const LOOK: &str = "snapshot look";
+pub const COMPARE: &str = "snapshot comparison";
 pub const REMOVE: &str = "snapshot removal";
-pub const OPERATIONS: [&str; 3] = [TAKE, LOOK, REMOVE];
+pub const OPERATIONS: [&str; 3] = [TAKE, COMPARE, REMOVE];
 
 /// A file in a snapshot.
 struct SnapshotFile {
@@ -88,9 +88,9 @@ impl Snapshots {
             let operation = match what {
                 _ if is_amid && held < HELD_MAX => TAKE,
                 0 if held > 0 => REMOVE,
-                1 if held > 0 => LOOK,
+                1 if held > 0 => COMPARE,
                 _ if held < HELD_MAX => TAKE,
-                _ => LOOK,
+                _ => COMPARE,
             };
             let under_way = self.work.context.begin(0, operation);
             let done = async {
@@ -100,7 +100,7 @@ impl Snapshots {
                 };
                 match operation {
                     TAKE => self.take(client, under_way.op, is_amid).await,
-                    LOOK => self.look(client, which).await,
+                    COMPARE => self.compare_one(client, which).await,
                     _ => self.remove(client, which).await,
                 }
             };
@@ -159,11 +159,11 @@ impl Snapshots {
         Ok(())
     }
 
-    async fn look(&self, client: &Client, which: usize) -> Result<(), Error> {
+    async fn compare_one(&self, client: &Client, which: usize) -> Result<(), Error> {
         let mut taken = self.held().remove(which);
-        let looked = self.compare(client, &mut taken, "meanwhile").await;
+        let compared = self.compare(client, &mut taken, "meanwhile").await;
         self.held().insert(which, taken);
-        looked
+        compared
     }
 
     async fn remove(&self, client: &Client, which: usize) -> Result<(), Error> {

@@ -29,9 +29,9 @@ const MARK: &[u8] = b"user.mark";
 const PAST_ENTRIES: u32 = 3;
 
 pub const CHANGE: &str = "tree change";
-pub const LOOK: &str = "tree look";
+pub const COMPARE: &str = "tree comparison";
 /// Operations on the tree in the table of marks.
-pub const OPERATIONS: [&str; 2] = [CHANGE, LOOK];
+pub const OPERATIONS: [&str; 2] = [CHANGE, COMPARE];
 
 /// Names, links, modes and attributes below one directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -240,14 +240,14 @@ impl SharedTree {
     /// One operation of a process of client `me`.
     pub async fn step(&self, context: &Context, client: &Client, me: usize, rng: &Rng) {
         let mut state = self.state.lock().await;
-        let operation = if rng.below(4) == 0 { LOOK } else { CHANGE };
+        let operation = if rng.below(4) == 0 { COMPARE } else { CHANGE };
         let under_way = context.begin(me, operation);
         let excused = context.client_states.excuses_all(me);
         let turn = TreeTurn { context, client, me: context.client_states.who(me), rng, op: under_way.op };
         let done = async {
             turn.settle(&mut state).await?;
             match operation {
-                LOOK => turn.look(&mut state).await,
+                COMPARE => turn.inspect(&mut state).await,
                 _ => turn.change(&mut state).await,
             }
         };
@@ -291,7 +291,7 @@ impl SharedTree {
     }
 
     pub async fn remove_all(&self, client: &Client) -> Result<(), Error> {
-        let (tree, _) = look_at(client, self.root).await?;
+        let (tree, _) = read_tree(client, self.root).await?;
         let mut dirs = vec![self.root];
         let mut n = 0;
         while let Some(dir) = dirs.get(n).copied() {
@@ -315,7 +315,7 @@ impl SharedTree {
 }
 
 /// Everything below a directory, with the attributes of each inode.
-async fn look_at(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<InodeId, Attr>), Error> {
+async fn read_tree(client: &Client, root: InodeId) -> Result<(Tree, BTreeMap<InodeId, Attr>), Error> {
     let (mut tree, mut attrs) = (Tree::new(root), BTreeMap::new());
     let mut inodes = vec![root];
     while let Some(ino) = inodes.pop() {
@@ -390,7 +390,7 @@ impl SnapshotTree {
     pub async fn verify_clone(&self, client: &Client, volume: InodeId, what: &str) -> Result<(), Error> {
         let found = client.lookup(&root_cred(), volume, NAME.as_bytes()).await?;
         let root = found.unwrap_or_else(|| panic!("{what}: it is not there")).attr.ino;
-        let (seen, _) = look_at(client, root).await?;
+        let (seen, _) = read_tree(client, root).await?;
         assert_eq!(seen.shape(), self.tree.shape(), "{what}");
         let seen = seen.paths();
         for (path, ino) in self.tree.paths() {

@@ -391,8 +391,8 @@ impl Workload {
         let has_home = self.context.home.is_some() || self.replica.is_some();
         let has_volumes = self.has_clones || self.limits.is_some();
         let changes = has_home || has_volumes || self.trash.is_some();
-        let looks = if changes { USAGE_POLLS } else { 1 };
-        for _ in 1..looks {
+        let polls = if changes { USAGE_POLLS } else { 1 };
+        for _ in 1..polls {
             if self.usage_differs(client).await?.is_none() {
                 return Ok(());
             }

@@ -210,7 +210,7 @@ fn who_reads_a_replica_sees_all_of_what_was_at_home() {
     use FaultKind::*;
     let options = |seed| Options { replica: true, pause_ms_max: 5000, ..Options::mixed(seed) };
     let met = keep_every_promise(490_100..490_106, options).met;
-    assert!(met.keys().any(|(_, met)| *met == weir_sim::replica::LOOK), "no fault met a look");
+    assert!(met.keys().any(|(_, met)| *met == weir_sim::replica::COMPARE), "no fault met a comparison");
     let faults = vec![KillMeta, ClockJump];
     keeps_every_promise(491_100..491_104, |_| Options { faults: faults.clone(), ..options(0) });
 }

@@ -20,9 +20,9 @@ use weir_proto::{CellId, Epoch, FileId, PgId, Result, Seq, Version};
 use weir_rpc::{Handled, Reply};
 
 /// How often the loop checks whether a pass is due.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 /// A write is at all members, or at none, after this time.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const RECHECK_AFTER: Duration = Duration::from_secs(2);
 /// The pause after a listing, in times of how long it took: a pass takes less than 3 % of a processor.
 const PAUSE_TIMES: u32 = 40;
 
@@ -43,7 +43,7 @@ pub(crate) async fn compare(clock: Clock, node: Weak<StorageNode>, target: Weak<
             node.compare_pass(&target).await;
         }
         drop(node);
-        let _ = clock.timeout(LOOK_EVERY, target.comparer.wanted.notified()).await; // or on request
+        let _ = clock.timeout(CHECK_EVERY, target.comparer.wanted.notified()).await; // or on request
     }
 }
 
@@ -105,7 +105,7 @@ impl StorageNode {
                 }
             }
             if !differing.is_empty() {
-                clock.sleep(LOOK_AGAIN).await;
+                clock.sleep(RECHECK_AFTER).await;
                 let (again, _) = self.list_stripes(&acting, &peers, after, Epoch(0)).await?;
                 self.repair_differing(&acting, differing, &again).await?;
             }

@@ -212,7 +212,7 @@ impl StorageNode {
     /// current.
     pub(crate) async fn drop_handed_over(&self, target: &Arc<Target>) -> Result<()> {
         let map = self.peers.map();
-        let is_new = lock(target).looked_under != map.version;
+        let is_new = lock(target).scanned_at_version != map.version;
         if is_new {
             let mut found = BTreeSet::new();
             for group in given_away(&map, target.store.target) {
@@ -221,7 +221,7 @@ impl StorageNode {
                 }
             }
             let mut refill = lock(target);
-            (refill.looked_under, refill.handed_over) = (map.version, found);
+            (refill.scanned_at_version, refill.handed_over) = (map.version, found);
         }
         let Some(group) = lock(target).handed_over.first().copied() else { return Ok(()) };
         let Some(epoch) = map.group(group).map(|g| g.epoch) else { return Ok(()) };

@@ -15,7 +15,7 @@ pub struct Refill {
     /// The loss of each group's cells after which the fences were taken over.
     pub fences_since: BTreeMap<PgId, Epoch>,
     /// The map version at which groups were searched for cells that now belong to other targets.
-    pub looked_under: u64,
+    pub scanned_at_version: u64,
     /// Groups with such cells.
     pub handed_over: BTreeSet<PgId>,
     /// Groups with a task that copies a place.
@@ -45,7 +45,7 @@ impl Refill {
     /// dropped.
     pub fn copy_ended(&mut self, group: PgId) {
         self.moving.remove(&group);
-        self.looked_under = 0;
+        self.scanned_at_version = 0;
     }
     /// Ends the reports of other groups.
     pub fn end_others(&mut self, goes_on: impl Fn(&PgId) -> bool) {
@@ -76,10 +76,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_looked_for_again_after_a_copy_has_ended() {
+    fn cells_are_searched_again_after_a_copy_has_ended() {
         let group = PgId(3);
-        let mut refill = Refill { looked_under: 7, moving: [group, PgId(4)].into(), ..Refill::default() };
+        let mut refill = Refill { scanned_at_version: 7, moving: [group, PgId(4)].into(), ..Refill::default() };
         refill.copy_ended(group);
-        assert_eq!((refill.looked_under, refill.moving), (0, [PgId(4)].into()));
+        assert_eq!((refill.scanned_at_version, refill.moving), (0, [PgId(4)].into()));
     }
 }

@@ -17,7 +17,7 @@ const CELLS_AT_ONCE: usize = 16;
 /// The cost of a cell in addition to its bytes.
 const CELL_COST_BYTES: u64 = 4096;
 /// How often the loop checks whether a pass is due, and how often its position is recorded.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_EVERY: Duration = Duration::from_secs(60);
 const NOTE_EVERY: Duration = Duration::from_secs(10);
 
 /// Result of verifying some cells.
@@ -58,7 +58,7 @@ pub(crate) async fn scrub(clock: Clock, node: Weak<StorageNode>, target: Weak<Ta
         drop(node);
         match pause {
             Some(pause) => clock.sleep(pause).await,
-            None => drop(clock.timeout(LOOK_EVERY, target.scrubber.wanted.notified()).await), // or on request
+            None => drop(clock.timeout(CHECK_EVERY, target.scrubber.wanted.notified()).await), // or on request
         }
     }
 }

@@ -46,7 +46,7 @@ pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Out
     let HomeUrl::Weir { coordinators, .. } = HomeUrl::parse(text)? else { return Ok(()) };
     let there = coordinators.iter().map(|host| address(text, host)).collect::<Result<Vec<_>>>()?;
     let env = weir_env::real::env();
-    let looks = async |coordinators: &[Addr]| {
+    let cluster_of = async |coordinators: &[Addr]| {
         let who = Observer {
             coordinators: coordinators.to_vec(),
             cluster: None,
@@ -57,8 +57,8 @@ pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Out
         };
         Cluster::observe(&env, who, PROBE_PATIENCE).await.map(|cluster| cluster.id()).ok()
     };
-    let Some(found) = looks(&there).await else { return Ok(()) };
-    if looks(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }
+    let Some(found) = cluster_of(&there).await else { return Ok(()) };
+    if cluster_of(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }
 }
 
 /// Warns of a directory to which a volume is not copied, or not as one may expect. It is this machine's:
@@ -221,11 +221,11 @@ impl Homes {
                 let user = grant.rule.and_then(|rule| rule.run_as);
                 // In threads of its own: it may hang.
                 let lane = HomeLane::new(&self.env, text, limits);
-                let looks = move || {
+                let resolve = move || {
                     check_outside(&at, cluster)?;
                     user.as_deref().map_or(Ok(None), actor)
                 };
-                let run_as = lane.run("look where it is", &[], looks).await?;
+                let run_as = lane.run("look where it is", &[], resolve).await?;
                 #[rustfmt::skip]
                 let config =
                     FileHomeConfig { path, relation, is_new, only_reads, ids, only_of, below, run_as, limits };

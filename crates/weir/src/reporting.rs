@@ -27,12 +27,12 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    pub fn start(env: &Env, cluster: &Cluster, look: Inspect) -> Reporter {
+    pub fn start(env: &Env, cluster: &Cluster, inspect: Inspect) -> Reporter {
         let reporter = Reporter { env: env.clone(), cluster: cluster.clone() };
         let reporting = reporter.clone();
         env.tasks.spawn("report the condition", async move {
             loop {
-                reporting.report(look().await).await;
+                reporting.report(inspect().await).await;
                 reporting.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;
             }
         });
@@ -81,8 +81,8 @@ pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Inspect {
 }
 
 /// The same with members of etcd.
-pub async fn of_coordinator(look: &Inspect, etcd: Option<&Etcd>) -> Condition {
-    let mut condition = look().await;
+pub async fn of_coordinator(inspect: &Inspect, etcd: Option<&Etcd>) -> Condition {
+    let mut condition = inspect().await;
     let Some(etcd) = etcd else { return condition };
     let trouble = |(member, why): (String, String)| NodeTrouble {
         code: "etcd-member-silent".to_owned(),

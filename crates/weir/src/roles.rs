@@ -385,10 +385,10 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     };
     node.check_listens()?;
     node.keep_certificate(Role::Meta)?;
-    let look = reporting::of_directory(&node.env, &node.config.node.host, place.dir.clone());
+    let inspect = reporting::of_directory(&node.env, &node.config.node.host, place.dir.clone());
     let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await?;
     node.ready(&shown(&meta.server))?;
-    let reporter = Reporter::start(&node.env, meta.cluster(), look);
+    let reporter = Reporter::start(&node.env, meta.cluster(), inspect);
     let ended = tokio::select! {
         biased;
         stop = stop_signal() => stop,

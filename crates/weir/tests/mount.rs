@@ -189,7 +189,7 @@ fn two_mounts_see_each_others_changes_at_once() {
 
 /// Also what the mount does not know to be open, and whoever has removed it.
 #[test]
-fn what_is_open_is_looked_at_after_it_is_gone() {
+fn an_open_file_is_inspected_after_its_removal() {
     if !can_mount() {
         return;
     }

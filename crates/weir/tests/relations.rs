@@ -344,7 +344,7 @@ fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
     fs::remove_file(bench.home.join("d/strange")).unwrap();
     // What is at home only is not made right by a decision: it is still not what was shipped.
     assert!(fs::read(bench.data.join("evicted")).is_err());
-    let (_, value) = verify(&["--look-only"]);
+    let (_, value) = verify(&["--dry-run"]);
     assert_eq!((named(&value), &value["conflicts"]), (vec!["evicted".to_owned()], &0.into()), "{value:#}");
     fs::remove_file(bench.data.join("evicted")).unwrap();
     fs::remove_file(bench.data.join("d/good")).unwrap(); // and the directory's time is the volume's again

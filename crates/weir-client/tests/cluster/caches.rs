@@ -115,13 +115,13 @@ fn no_page_read_is_shorter_than_the_kernels_known_size() {
                     }
                 }
             };
-            let looks = async {
+            let polls = async {
                 while *heard.lock().unwrap() < END {
                     let size = b.getattr(ino).await.unwrap().attr.size as usize;
                     *heard.lock().unwrap() = size;
                 }
             };
-            tokio::join!(writes, reads, looks);
+            tokio::join!(writes, reads, polls);
             close(&b, writer).await;
         });
     }
@@ -300,7 +300,7 @@ fn a_client_with_an_old_map_reads_nothing_old_there() {
                 world.sleep(Duration::from_secs(5)).await;
                 world.heal_all();
             };
-            let looks = async {
+            let reads_once = async {
                 if how != "snapshot" {
                     return read(&b, hb, 0, STRIPE).await;
                 }
@@ -309,7 +309,7 @@ fn a_client_with_an_old_map_reads_nothing_old_there() {
                 let file = b.snapshot_open(&root(), snapshot, ino).await.unwrap();
                 b.snapshot_read(&file, 0, STRIPE).await.unwrap().concat()
             };
-            same(&tokio::join!(looks, heals).0, &data);
+            same(&tokio::join!(reads_once, heals).0, &data);
         });
     }
 }

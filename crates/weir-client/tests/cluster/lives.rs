@@ -672,9 +672,9 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
                 // While it waits for an answer to a recall.
                 _ => {
                     let found = b.lookup(&root(), ROOT, b"f").await.unwrap().expect("the name exists");
-                    let looks =
+                    let opens =
                         async { while b.open(&root(), found.attr.ino, OpenMode::READ).await.is_err() {} };
-                    tokio::join!(looks, stand_still(50));
+                    tokio::join!(opens, stand_still(50));
                 }
             }
             clock.sleep(Duration::from_secs(10)).await;

@@ -625,13 +625,13 @@ fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
             let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
             let (ino, h) = (opened.stat.attr.ino, opened.handle);
-            let looks = Arc::new(Mutex::new(0u64));
-            let (looked, at_b) = (looks.clone(), lab.env("b"));
+            let scans = Arc::new(Mutex::new(0u64));
+            let (counter, at_b) = (scans.clone(), lab.env("b"));
             let pause = Duration::from_micros([10, 100, 1_000, 10_000][seed as usize]);
-            let _looking = lab.env("b").tasks.spawn("looks", async move {
+            let _scanning = lab.env("b").tasks.spawn("looks", async move {
                 loop {
                     b.getattr(ino).await.unwrap();
-                    *looked.lock().unwrap() += 1;
+                    *counter.lock().unwrap() += 1;
                     at_b.clock.sleep(pause).await;
                 }
             });
@@ -649,10 +649,10 @@ fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
                 }
                 slowest = slowest.max(env.clock.now().since(begun));
             }
-            let looks = *looks.lock().unwrap();
-            let what = format!("seed {seed}: {gone} of 16 evictions, {looks} looks, {slowest:?} at most");
+            let scans = *scans.lock().unwrap();
+            let what = format!("seed {seed}: {gone} of 16 evictions, {scans} looks, {slowest:?} at most");
             assert!(gone >= 14 && slowest < Duration::from_millis(200), "{what}");
-            assert!(looks >= 2, "{what}");
+            assert!(scans >= 2, "{what}");
             let _mover = home.mover(&lab, "mover").await;
             a.release(h).await.unwrap();
             same(&whole(&lab.client("c").await, ino).await, &model, "at another client");

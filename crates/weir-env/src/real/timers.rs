@@ -4,7 +4,7 @@
 //! every call sets some, and drops them when its answer arrives. Here one task sleeps until the earliest
 //! timer; if that is dropped the task looks for nothing once, at that time, instead of once for each timer.
 //!
-//! Invariant: `looks_at` is never later than the earliest timer, except while its task is being woken.
+//! Invariant: `wakes_at` is never later than the earliest timer, except while its task is being woken.
 use crate::Instant;
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -28,14 +28,14 @@ struct State {
     set: BTreeMap<(Instant, u64), Waker>,
     last_number: u64,
     /// When the task looks next.
-    looks_at: Instant,
+    wakes_at: Instant,
     /// The runtime has ended.
     ended: bool,
 }
 
 impl Timers {
     pub(super) fn new(home: &Handle, now: fn() -> Instant) -> Arc<Timers> {
-        let state = State { set: BTreeMap::new(), last_number: 0, looks_at: NEVER, ended: false };
+        let state = State { set: BTreeMap::new(), last_number: 0, wakes_at: NEVER, ended: false };
         let timers = Arc::new(Timers { now, state: Mutex::new(state), earlier: Arc::default() });
         home.spawn(run(Task(Arc::downgrade(&timers)), timers.earlier.clone()));
         timers
@@ -56,7 +56,7 @@ impl Timers {
         let later = state.set.split_off(&(now + Duration::from_nanos(1), 0));
         let due = std::mem::replace(&mut state.set, later);
         let next = state.set.first_key_value().map(|((at, _), _)| *at);
-        state.looks_at = next.unwrap_or(NEVER);
+        state.wakes_at = next.unwrap_or(NEVER);
         (due.into_values().collect(), next.map(|next| next.since(now)))
     }
 }
@@ -130,8 +130,8 @@ impl Future for Sleep {
             Some(waker) => waker.clone_from(cx.waker()),
             None => drop(state.set.insert((self.at, number), cx.waker().clone())),
         }
-        if self.at < state.looks_at {
-            state.looks_at = self.at;
+        if self.at < state.wakes_at {
+            state.wakes_at = self.at;
             drop(state);
             timers.earlier.notify_one();
         }

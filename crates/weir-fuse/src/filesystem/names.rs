@@ -22,7 +22,7 @@ impl Mounted {
         };
         self.wait(request, reply, work, move |reply, found| match found {
             Err(volume) => Self::reply_snapshots(&table, reply, volume),
-            Ok(looked) => reply_looked_up(&named, reply, looked),
+            Ok(answer) => reply_looked_up(&named, reply, answer),
         });
     }
 }
@@ -45,7 +45,7 @@ impl Mounted {
             request,
             reply,
             async move { client.lookup(&cred, parent, name.as_bytes()).await },
-            move |reply, looked| reply_looked_up(&named, reply, looked),
+            move |reply, answer| reply_looked_up(&named, reply, answer),
         );
     }
 

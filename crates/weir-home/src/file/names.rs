@@ -360,12 +360,12 @@ fn first_name(place: &Place) -> rustix::io::Result<Option<Vec<u8>>> {
 
 /// Names one of the entries in the way.
 fn not_empty(place: &Place, path: &HomePath) -> Fault {
-    let look = || {
+    let first_inside = || {
         let name = first_name(place)?.ok_or(Errno::NOTEMPTY)?;
         let inside = [&place.name[..], b"/", &name[..]].concat();
         Ok((name, fingerprint_of(&statx(&place.dir, &inside)?)))
     };
-    match look() {
+    match first_inside() {
         Ok((name, fingerprint)) => path.join(&name).map_or_else(
             |_| fault("remove", path, Errno::NOTEMPTY), // a mark of ours
             |inside| Fault::diverged(&inside, None, fingerprint.as_ref()),

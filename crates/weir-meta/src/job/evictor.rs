@@ -169,15 +169,15 @@ async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
         let (mut batch, mut last) = (Vec::new(), None);
         leader.kv.read(&mut |read| {
             (batch, last) = (Vec::new(), None);
-            let mut looked = 0;
+            let mut scanned = 0;
             read.scan(&start, &end, &mut |key, value| {
-                looked += 1;
+                scanned += 1;
                 let number = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
                 // The next user of a damaged record finds the damage.
                 let inode = Inode::from_value(value, || "an inode".to_owned()).ok();
                 batch.extend(number.map(InodeId).zip(inode.filter(may_go)));
                 last = Some(key.to_vec());
-                if looked < BATCH { Scan::More } else { Scan::Stop }
+                if scanned < BATCH { Scan::More } else { Scan::Stop }
             })?;
             let evicting = crate::relation::proof::evicting(read)?;
             for (_, inode) in &batch {

@@ -224,7 +224,7 @@ async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) ->
     let wait = Wait { leader: leader.clone(), number };
     let mut ahead = r.to..r.to.saturating_add(AHEAD_BYTES);
     loop {
-        let (looked, bell) = {
+        let (outcome, bell) = {
             let mut state = leader.lock();
             note_contact(&leader, &mut state, r.session)?;
             let away = leader.away(r.ino, r.from, r.to)?;
@@ -243,7 +243,7 @@ async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) ->
                 (Ok(why), Some(state.recalls.bell(r.ino).notified_owned()))
             }
         };
-        let (why, bell) = match (looked, bell) {
+        let (why, bell) = match (outcome, bell) {
             (Err(newest), _) => {
                 leader.durable(newest).await?;
                 return Ok(RecallWaited { done: true, failed: false, why: String::new() });

@@ -33,7 +33,7 @@ struct Backlog {
     oldest: Option<Time>,
     conflicts: Vec<(InodeId, ConflictRecord)>,
     /// The oldest scan of a directory at home.
-    looked: Option<Time>,
+    oldest_scan: Option<Time>,
     /// Home has all.
     done: bool,
     /// The relation's bandwidth limit.
@@ -127,7 +127,7 @@ impl Leader {
             limited_by,
             home_failure,
             conflicts,
-            scan_age_ms: backlog.looked.map_or(0, since),
+            scan_age_ms: backlog.oldest_scan.map_or(0, since),
         })
     }
 
@@ -139,7 +139,7 @@ impl Leader {
             if !record.mirrors() {
                 log_lag = log::last_number(read, record.volume)?.saturating_sub(record.ingested);
             }
-            backlog.looked = listing::oldest_scan(read, id)?;
+            backlog.oldest_scan = listing::oldest_scan(read, id)?;
             backlog.bytes_per_s = rules::load(read, id)?.bytes_per_s;
             let count = |letter: u8| -> Result<u64> {
                 let (start, end) = keys::range_of_short(letter, id.0);

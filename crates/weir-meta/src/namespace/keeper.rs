@@ -160,7 +160,7 @@ impl<'a> Keeper<'a> {
         if self.failed.is_some() || !layer && self.snapshots.is_empty() {
             return;
         }
-        let mut look = || -> Result<()> {
+        let mut note = || -> Result<()> {
             if !self.snapshots.is_empty()
                 && let Some(owner) = self.owner_of(key)?
             {
@@ -168,7 +168,7 @@ impl<'a> Keeper<'a> {
             }
             if layer { self.count_layer(key, new) } else { Ok(()) }
         };
-        self.failed = look().err();
+        self.failed = note().err();
     }
 
     fn keep(&mut self, owner: Owner, key: &[u8], new: Option<&[u8]>) -> Result<()> {

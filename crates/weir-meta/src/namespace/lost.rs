@@ -139,13 +139,13 @@ pub fn lose_of_snapshots(
 ) -> Result<(u64, u64, Option<Vec<u8>>)> {
     let start = if after.is_empty() { vec![b'h'] } else { keys::after(after) };
     let (mut entries, mut last) = (Vec::new(), None);
-    let mut looked = 0;
+    let mut scanned = 0;
     txn.scan(&start, &[b'h' + 1], &mut |key, value| {
-        looked += 1;
+        scanned += 1;
         if let (Some(b'I'), Some((1, inode))) = (keys::kept_key(key).first(), value.split_first()) {
             entries.push((key.to_vec(), inode.to_vec()));
         }
-        if looked < limit {
+        if scanned < limit {
             return Scan::More;
         }
         last = Some(key.to_vec());

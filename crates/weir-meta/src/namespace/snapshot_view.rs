@@ -215,12 +215,12 @@ pub fn list_xattr(view: &mut View<'_>, r: &SnapshotListXattr) -> Result<Snapshot
 }
 
 pub fn open(cx: &mut Cx<'_>, r: &SnapshotOpen) -> Result<SnapshotOpened> {
-    let opened = look(cx.read(), cx.rules, r)?;
+    let opened = read_open(cx.read(), cx.rules, r)?;
     cx.outlive_fence(r.ino, opened.attr.layers.map_or(r.ino, |l| l.object), opened.fence)?;
     Ok(opened)
 }
 
-pub fn look(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result<SnapshotOpened> {
+pub fn read_open(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result<SnapshotOpened> {
     let snapshot_view = SnapshotView::new(read, rules.snapshots, r.snapshot)?;
     let inode = load_file(&snapshot_view, r.ino)?;
     let (want, verb) = if r.execute { (EXECUTE, "execute") } else { (READ, "read") };

@@ -165,7 +165,7 @@ impl Home {
                 _ => {
                     let until = world.now() + Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64));
                     // The leader may be down: then the listing is skipped.
-                    if let Err(e) = self.look_at_all(until).await {
+                    if let Err(e) = self.list_all(until).await {
                         world.trace(&format!("a look at everything ended: {e}"));
                     }
                 }
@@ -218,7 +218,7 @@ impl Home {
     }
 
     /// Like `ls -l` of all directories, repeatedly.
-    async fn look_at_all(&self, until: weir_env::Instant) -> Result<()> {
+    async fn list_all(&self, until: weir_env::Instant) -> Result<()> {
         let client = self.cluster.admin("looks at everything").await?;
         while self.world.now() < until {
             let mut dirs = vec![InodeId::ROOT];

@@ -2,7 +2,7 @@
 //! file may contain.
 use super::{APPEND, CREATE, PLACES, Place, READ, SIZE, SYNC, Shape, SmallFile, SmallFiles, WRITE, ZERO};
 use crate::calls::{close, read_all, root_cred};
-use crate::concurrent_file::{Changes, Did, HEADER_BYTES, Look, Writer, record};
+use crate::concurrent_file::{Changes, Did, HEADER_BYTES, ReadSpan, Writer, record};
 use crate::context::{Context, DIRS};
 use crate::home::may_not_yet;
 use crate::model::bytes_of;
@@ -126,7 +126,7 @@ impl Player<'_> {
         let (file, opened) = self.create(under_way.op, &name).await?;
         let name = match place.file.clone() {
             Some(old) => {
-                self.look_from_outside(&old).await?;
+                self.read_apart(&old).await?;
                 old.leaves();
                 self.context.found().uncertain.insert(place.name.clone());
                 self.give_way(&place.name, name).await?
@@ -415,8 +415,8 @@ impl Player<'_> {
         self.log(op, format_args!("{} has a size of {size}", file.title));
         if self.is_sure_still(&who) {
             let may_have_lost = |writer: &Writer| self.small_files.may_have_lost(writer);
-            let look = Look { from, to: self.small_files.moment(), may_have_lost: &may_have_lost };
-            file.changes().check_size(&look, size).unwrap_or_else(|e| {
+            let span = ReadSpan { from, to: self.small_files.moment(), may_have_lost: &may_have_lost };
+            file.changes().check_size(&span, size).unwrap_or_else(|e| {
                 panic!("operation {op}: c{} {} ({:?}): {e}", self.me, file.title, file.ino)
             });
         }
@@ -436,12 +436,12 @@ impl Player<'_> {
     }
 
     /// Reads it through a separate handle, after its bout may have ended.
-    async fn look_from_outside(&self, file: &SmallFile) -> Answer<()> {
+    async fn read_apart(&self, file: &SmallFile) -> Answer<()> {
         let under_way = self.context.begin(self.me, READ);
         let handle =
-            self.client.open(&root_cred(), file.ino, OpenMode::READ).await.doing("open to look")?.handle;
+            self.client.open(&root_cred(), file.ino, OpenMode::READ).await.doing("open to read")?.handle;
         let done = self.read(file, handle, under_way.op).await;
-        let closed = close(self.client, handle).await.doing("close after a look");
+        let closed = close(self.client, handle).await.doing("close after a read");
         done.and(closed)
     }
 }

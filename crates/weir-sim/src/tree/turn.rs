@@ -1,7 +1,7 @@
 //! One step on the shared tree: a change or a look, and its comparison with the model.
 use super::{
     Change, DIRECTORY_MODE, DIRS_MAX, FILE_BYTES_MAX, FILE_MODE, FILES_MAX, Held, MARK, NAMES, Place, State,
-    Tree, look_at,
+    Tree, read_tree,
 };
 use crate::calls::{close, read_all, read_whole, root_cred};
 use crate::client_states::LEAVES;
@@ -33,7 +33,7 @@ impl TreeTurn<'_> {
         while self.context.client_states.is_leaving(*who) || self.context.world.now() < *since + LEAVES {
             self.context.world.sleep(Duration::from_millis(200)).await;
         }
-        let (seen, _) = look_at(self.client, state.tree.root).await?;
+        let (seen, _) = read_tree(self.client, state.tree.root).await?;
         let made = match change {
             Change::MakeDirectory(place) | Change::MakeFile(place) => seen.at(place),
             _ => None,
@@ -58,8 +58,8 @@ impl TreeTurn<'_> {
         self.context.log(self.op, format_args!("c{} tree: {what}", self.me.client));
     }
 
-    pub(super) async fn look(&self, state: &mut State) -> Result<(), Error> {
-        self.log("look");
+    pub(super) async fn inspect(&self, state: &mut State) -> Result<(), Error> {
+        self.log("inspect");
         self.compare(state, &format!("operation {}", self.op)).await?;
         match (self.rng.below(3), self.some(&state.contents.keys().copied().collect::<Vec<_>>())) {
             (0, Some(ino)) => self.read(state, *ino).await,
@@ -83,7 +83,7 @@ impl TreeTurn<'_> {
         close(self.client, handle).await
     }
     pub(super) async fn compare(&self, state: &State, what: &str) -> Result<BTreeMap<InodeId, Attr>, Error> {
-        let (seen, attrs) = look_at(self.client, state.tree.root).await?;
+        let (seen, attrs) = read_tree(self.client, state.tree.root).await?;
         assert_eq!(seen, state.tree, "{what}: c{} sees another tree", self.me.client);
         for (ino, attr) in attrs.iter().filter(|(_, attr)| attr.kind != FileKind::Directory) {
             assert_eq!(attr.nlink as usize, state.tree.links(*ino), "{what}: links of {ino}");

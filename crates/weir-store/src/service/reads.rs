@@ -56,7 +56,7 @@ impl StorageNode {
         })
     }
     pub(super) fn stat_cell(&self, r: StatCell) -> Handled {
-        self.look(r.place, move |acting| {
+        self.read_index(r.place, move |acting| {
             Ok(Reply::new(&acting.target.store.stat_cell(&acting.scope, r.cell)?))
         })
     }
@@ -71,7 +71,7 @@ impl StorageNode {
         })
     }
     pub(super) fn next_stripe(&self, r: NextStripe) -> Handled {
-        self.look(r.place, move |acting| {
+        self.read_index(r.place, move |acting| {
             let stripe = acting.target.store.next_stripe(&acting.scope, r.file, r.from_stripe)?;
             Ok(Reply::new(&StripeFound { stripe }))
         })

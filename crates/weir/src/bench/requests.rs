@@ -152,7 +152,7 @@ struct Counter {
     /// Thread switches per second without requests.
     idle_per_s: f64,
     /// Requests that this program made to read the counters.
-    looks: Cell<u64>,
+    own_requests: Cell<u64>,
 }
 
 #[derive(PartialEq)]
@@ -163,7 +163,7 @@ struct Seen {
 
 impl Counter {
     fn new(mount: PathBuf, watched: Option<Vec<Watched>>) -> Counter {
-        let mut counter = Counter { mount, watched, idle_per_s: 0.0, looks: Cell::new(0) };
+        let mut counter = Counter { mount, watched, idle_per_s: 0.0, own_requests: Cell::new(0) };
         let begun = Instant::now();
         let before = counter.switches();
         std::thread::sleep(IDLE);
@@ -172,24 +172,24 @@ impl Counter {
         counter
     }
 
-    fn look(&self) -> Outcome<Seen> {
+    fn sample(&self) -> Outcome<Seen> {
         let said = file::ask(&self.mount, file::CLIENT)?;
-        self.looks.set(self.looks.get() + 1);
+        self.own_requests.set(self.own_requests.get() + 1);
         let requests = serde_json::from_value(said["requests"].clone());
         let mut requests: BTreeMap<String, u64> =
             requests.map_err(|e| Error::damaged(format!("the mount's count of requests: {e}")))?;
         let own = requests.entry("GETXATTR".into()).or_default();
-        *own = own.saturating_sub(self.looks.get());
+        *own = own.saturating_sub(self.own_requests.get());
         Ok(Seen { requests, asked: said["asked"].as_u64().unwrap_or(0) })
     }
 
     /// Returns when nothing is in flight any more.
     fn settled(&self) -> Outcome<Seen> {
-        let mut last = self.look()?;
+        let mut last = self.sample()?;
         let until = Instant::now() + SETTLE_PATIENCE;
         loop {
             std::thread::sleep(POLL);
-            let now = self.look()?;
+            let now = self.sample()?;
             // Messages continue by themselves (keep-alives of the session); requests do not.
             if now.requests == last.requests || Instant::now() > until {
                 return Ok(now);

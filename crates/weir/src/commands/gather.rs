@@ -73,17 +73,17 @@ impl Asker {
 
     /// Queries servers, and reads this machine's state meanwhile.
     pub async fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> Result<Facts> {
-        let looking = tokio::task::spawn_blocking(move || look_here(local.as_ref()));
-        let (coordinator, here) = tokio::join!(self.of_coordinator(), looking);
+        let local_state = tokio::task::spawn_blocking(move || inspect_local(local.as_ref()));
+        let (coordinator, here) = tokio::join!(self.of_coordinator(), local_state);
         let (mut facts, here) = (coordinator?, here.unwrap_or_default());
         (facts.processes, facts.mounts) = (here.processes, here.mounts);
         (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
-        let looking = tokio::task::spawn_blocking(move || {
+        let homes = tokio::task::spawn_blocking(move || {
             facts.homes = homes_here(&facts.processes, &facts.namespaces);
             facts.names = Names::of(facts.owners_near());
             facts
         });
-        looking.await.map_err(|e| Error::unavailable(format!("cannot look at homes: {e}")))
+        homes.await.map_err(|e| Error::unavailable(format!("cannot look at homes: {e}")))
     }
 
     /// The volumes, by name, that have an inode of this number: one in each namespace at most.
@@ -261,7 +261,7 @@ fn not_replaced(waiting: &[RebuildWaiting]) -> Vec<(TargetId, String)> {
     waiting.iter().filter(|w| !w.why.contains("first")).map(|w| (w.target, text(w))).collect()
 }
 
-fn look_here(local: Option<&LocalCluster>) -> Here {
+fn inspect_local(local: Option<&LocalCluster>) -> Here {
     let lives =
         |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
     let process_state = |p: &Process| ProcessState {

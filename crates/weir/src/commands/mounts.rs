@@ -44,7 +44,7 @@ pub struct MountState {
 /// Those that `weir up` made.
 pub fn of(local: &LocalCluster) -> Vec<MountState> {
     let begin = |p: &Process| {
-        (p.name.clone(), p.path.clone(), weir_fuse::is_mounted(&p.path).then(|| ask(&p.path, look)))
+        (p.name.clone(), p.path.clone(), weir_fuse::is_mounted(&p.path).then(|| ask(&p.path, query)))
     };
     let asked: Vec<_> = local.of_role(RoleName::Mount).map(begin).collect();
     let state = |(name, path, asked): (String, PathBuf, Option<Asked<(Reach, Value)>>)| {
@@ -69,7 +69,7 @@ fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::lgetxattr(path, file::CLIENT, &mut [0; 0][..]), Err(Errno::NOTCONN))
 }
 
-fn look(path: &Path) -> (Reach, Value) {
+fn query(path: &Path) -> (Reach, Value) {
     match file::ask(path, file::CLIENT) {
         Ok(answer) => (Reach::Answers, answer),
         Err(_) if is_dead(path) => (Reach::Dead, Value::Null),

@@ -200,7 +200,7 @@ pub fn report(args: &Report) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
     let whole = observe::block_on(async {
         let client = connect(coordinators, &args.namespace).await?;
-        let whole = look(&client, args).await;
+        let whole = collect(&client, args).await;
         client.shutdown().await?;
         whole
     })?;
@@ -217,7 +217,7 @@ pub fn report(args: &Report) -> Outcome<()> {
     }
 }
 
-async fn look(client: &Client, args: &Report) -> Outcome<Whole> {
+async fn collect(client: &Client, args: &Report) -> Outcome<Whole> {
     let cred = own_cred();
     let (volume, top) = match args.what.as_deref() {
         None => (VolumeId(0), InodeId::ROOT),

@@ -28,9 +28,9 @@ pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
         return show(args, local.as_ref(), &coordinators);
     }
     loop {
-        let look = show(args, local.as_ref(), &coordinators);
+        let shown = show(args, local.as_ref(), &coordinators);
         // An unreachable coordinator may return: `--watch` waits for just that.
-        if let Err(failure) = look {
+        if let Err(failure) = shown {
             println!("{failure}");
         }
         std::io::stdout().flush().doing("print the status")?;

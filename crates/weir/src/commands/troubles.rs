@@ -215,9 +215,9 @@ impl Facts {
 /// All troubles, the worst first; muted ones last.
 pub fn troubles(facts: &Facts) -> Vec<Trouble> {
     let mut found = Found(Vec::new());
-    cluster::look(facts, &mut found);
-    data::look(facts, &mut found);
-    clients::look(facts, &mut found);
+    cluster::check(facts, &mut found);
+    data::check(facts, &mut found);
+    clients::check(facts, &mut found);
     for trouble in &mut found.0 {
         let is_meant = |mute: &&Mute| {
             mute.code == trouble.code && (mute.about.is_empty() || mute.about == trouble.about)

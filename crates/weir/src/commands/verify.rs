@@ -31,7 +31,7 @@ pub struct Options {
     pub names_only: bool,
     /// Only report differences; mark no conflicts
     #[arg(long)]
-    pub look_only: bool,
+    pub dry_run: bool,
     #[command(flatten)]
     pub at: Cluster,
 }
@@ -82,7 +82,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
     let verified = work.run(|so_far| progress.show(line(so_far))).await;
     drop(progress);
     let verified = verified?;
-    let conflicts = if options.look_only { 0 } else { conflicts(&client, &relation, &verified).await? };
+    let conflicts = if options.dry_run { 0 } else { conflicts(&client, &relation, &verified).await? };
     show(&relation, &verified, conflicts, options.at.cluster.json);
     let wrong = verified.wrong.len() as u64 + verified.more_wrong;
     if wrong == 0 {

@@ -79,10 +79,10 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         started = starting => started?,
     };
     node.ready(&shown(&coord.server))?;
-    let look = reporting::of_directory(&node.env, &node.config.node.host, dir.clone());
-    let looking = async {
+    let inspect = reporting::of_directory(&node.env, &node.config.node.host, dir.clone());
+    let reporting_loop = async {
         loop {
-            coord.report(&node.config.node.name, reporting::of_coordinator(&look, etcd.as_deref()).await);
+            coord.report(&node.config.node.name, reporting::of_coordinator(&inspect, etcd.as_deref()).await);
             node.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;
         }
     };
@@ -90,7 +90,7 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         biased;
         stopped = stop => stopped?,
         lost = coord.lost() => return Err(lost.doing("lead the cluster").into()),
-        () = looking => {}
+        () = reporting_loop => {}
     }
     coord.end(LEAVE_PATIENCE).await;
     Ok(())

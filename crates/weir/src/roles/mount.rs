@@ -83,8 +83,8 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     let notices = Arc::new(weir_fuse::Notices::new(mount.kernel_names));
     let name = config.name.clone();
     let client = Client::connect(node.env.clone(), config, notices.clone()).await?;
-    let look = reporting::of_mount(&node.config.node.host, &name, &client);
-    let reporter = Reporter::start(&node.env, &cluster, look);
+    let inspect = reporting::of_mount(&node.config.node.host, &name, &client);
+    let reporter = Reporter::start(&node.env, &cluster, inspect);
     let options = weir_fuse::Options {
         path: path.clone(),
         top: crate::subtree::find(&client, &mount.top).await?,

@@ -51,8 +51,8 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::KeySou
         cluster = node.observe_at_last(Role::Mover) => cluster?,
     };
     let unreached = Unreached::default();
-    let look = reporting::of_mover(&node.env, &node.config.node.host, &node.config.node.name, &unreached);
-    let reporter = Reporter::start(&node.env, &cluster, look);
+    let inspect = reporting::of_mover(&node.env, &node.config.node.host, &node.config.node.name, &unreached);
+    let reporter = Reporter::start(&node.env, &cluster, inspect);
     let connecting = Connecting { env: node.env.clone(), config, unreached };
     let first = tokio::select! {
         biased;

@@ -93,7 +93,7 @@ fn a_home_stops_when_its_place_is_forbidden_and_goes_on() {
 }
 
 #[test]
-fn the_way_to_a_home_is_looked_at_each_time() {
+fn the_path_of_a_home_is_checked_at_each_open() {
     if !can_mount() || !is_root() {
         return;
     }

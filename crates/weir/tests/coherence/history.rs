@@ -140,7 +140,7 @@ pub enum NameOp {
     Create(bool),
     /// Whether it was removed: it was there.
     Remove(bool),
-    Look(bool),
+    Stat(bool),
 }
 
 impl Object for Name {
@@ -153,7 +153,7 @@ impl Object for Name {
         match op {
             NameOp::Create(made) => (made != *there).then_some(true),
             NameOp::Remove(removed) => (removed == *there).then_some(false),
-            NameOp::Look(found) => (found == *there).then_some(*there),
+            NameOp::Stat(found) => (found == *there).then_some(*there),
         }
     }
 }
@@ -248,7 +248,7 @@ fn what_cannot_have_happened_is_refused() {
     assert!(linearizable::<Log>(&lost).is_err());
     let twice = [vec![event(0, 5, NameOp::Create(true))], vec![event(0, 5, NameOp::Create(true))]];
     assert!(linearizable::<Name>(&twice).is_err());
-    let gone = [vec![event(0, 1, NameOp::Create(true)), event(2, 3, NameOp::Look(false))]];
+    let gone = [vec![event(0, 1, NameOp::Create(true)), event(2, 3, NameOp::Stat(false))]];
     assert!(linearizable::<Name>(&gone).is_err());
     let half = [
         vec![event(0, 9, PairOp::Swap)],

@@ -163,7 +163,7 @@ fn name(path: &Path, choice: u64) -> NameOp {
     match choice {
         0 | 1 => NameOp::Create(happened(create(), ErrorKind::AlreadyExists)),
         2 => NameOp::Remove(happened(fs::remove_file(path), ErrorKind::NotFound)),
-        _ => NameOp::Look(happened(fs::metadata(path).map(drop), ErrorKind::NotFound)),
+        _ => NameOp::Stat(happened(fs::metadata(path).map(drop), ErrorKind::NotFound)),
     }
 }
 

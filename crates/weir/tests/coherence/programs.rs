@@ -110,10 +110,10 @@ fn swmr(seconds: u64) {
     for reader in readers {
         let told = said("a reader", reader, patience);
         let told: Vec<&str> = told.split_whitespace().collect();
-        let [seen, looks, median, most, lag, late, look, read] = told[..] else { panic!("{told:?}") };
+        let [seen, polls, median, most, lag, late, poll, read] = told[..] else { panic!("{told:?}") };
         eprintln!(
-            "{seen} seen in {looks} looks; lag {median} s (median), {most} s (99 %), at most {lag} s; {late} above 1 s; \
-             slowest look {look} s, slowest read of a frame {read} s"
+            "{seen} seen in {polls} looks; lag {median} s (median), {most} s (99 %), at most {lag} s; {late} above 1 s; \
+             slowest look {poll} s, slowest read of a frame {read} s"
         );
         assert_eq!(seen.parse(), Ok(written));
     }

@@ -159,14 +159,14 @@ fn read_some(
     let mut found = Vec::new();
     for (cookie, Listed { ino, kind, name }) in names {
         if snapshot_view.is_shown(ino, kind) && trash != Some(ino) {
-            let (xattrs, what) = (xattrs_of(snapshot_view, ino)?, look(cx, snapshot_view, ino, kind)?);
+            let (xattrs, what) = (xattrs_of(snapshot_view, ino)?, content_of(cx, snapshot_view, ino, kind)?);
             found.push(Found { name, ino, cookie, kind, xattrs, what });
         }
     }
     Ok((found, listing))
 }
 
-fn look(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
+fn content_of(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind: FileKind) -> Result<What> {
     if kind == FileKind::Directory {
         return Ok(What::Directory(load_access(snapshot_view, ino)?, load_tally(snapshot_view, ino)?));
     }

@@ -125,9 +125,9 @@ impl Model {
                         parent: ino,
                         name: entry.name.clone(),
                     };
-                    let looked = self.w.view(|view| snapshot_view::lookup(view, &r)).unwrap();
+                    let answer = self.w.view(|view| snapshot_view::lookup(view, &r)).unwrap();
                     assert_eq!(
-                        looked.attr.map(|a| a.ino),
+                        answer.attr.map(|a| a.ino),
                         Some(entry.attr.ino),
                         "{path}/{}",
                         text(&entry.name)
@@ -136,7 +136,7 @@ impl Model {
                 }
             } else {
                 let r = SnapshotOpen { session: ME, cred: root(), snapshot, ino, execute: false };
-                inline = self.w.view(|view| snapshot_view::look(view.read, view.rules, &r)).unwrap().inline;
+                inline = self.w.view(|view| snapshot_view::read_open(view.read, view.rules, &r)).unwrap().inline;
                 if inline.is_none() && attr.kind == FileKind::Regular && attr.evicted == 0 {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
                 }
@@ -629,7 +629,7 @@ fn a_snapshot_of_a_hole_shows_no_later_write() {
     assert!(m.w.attr(ino).unwrap().layers.is_none(), "nothing has to be copied");
     let (snapshot, cred) = (*m.taken.keys().next().unwrap(), root());
     let r = SnapshotOpen { session: ME, cred, snapshot, ino, execute: false };
-    let then = m.w.view(|view| snapshot_view::look(view.read, view.rules, &r)).unwrap().attr;
+    let then = m.w.view(|view| snapshot_view::read_open(view.read, view.rules, &r)).unwrap().attr;
     assert_eq!((then.size, then.layout), (2 * STRIPE, None), "zeros, wherever it lies now");
 }
 

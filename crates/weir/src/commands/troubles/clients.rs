@@ -10,7 +10,7 @@ const SILENT_MS: u64 = 4 * REPORT_EVERY_MS;
 /// A session that has been silent for this time has no process any more, or a stopped one.
 const SESSION_SILENT_MS: u64 = 30_000;
 
-pub(super) fn look(facts: &Facts, found: &mut Found) {
+pub(super) fn check(facts: &Facts, found: &mut Found) {
     mounts(facts, found);
     waits(facts, found);
     facts.conditions.iter().for_each(|node| condition(facts, node, found));

@@ -17,7 +17,7 @@ const STALLED_MS: u32 = 500;
 /// A directory of metadata needs little: with more than this free there is time, on a disk of any size.
 const ROOM_FOR_METADATA: u64 = 8 << 30;
 
-pub(super) fn look(facts: &Facts, found: &mut Found) {
+pub(super) fn check(facts: &Facts, found: &mut Found) {
     let in_use = facts.in_use();
     namespaces(facts, found);
     groups(facts, &in_use, found);

@@ -14,7 +14,7 @@ use weir_proto::relation::{RelationInfo, RelationState};
 /// A home that lags by more and receives nothing has stopped.
 const LAGS_MS: u64 = 15 * 60 * 1000;
 
-pub(super) fn look(facts: &Facts, found: &mut Found) {
+pub(super) fn check(facts: &Facts, found: &mut Found) {
     for known in facts.known() {
         known.relations.iter().for_each(|relation| of_relation(facts, known, relation, found));
     }
