@@ -8,7 +8,7 @@ use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
 use crate::inode::{Birth, Inline, Inode, Limits, MODE_BITS, NO_LIMIT, SET_GID, State};
-use crate::table::births::{Given, Unreported, What};
+use crate::table::births::{Granted, Unreported, What};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,17 +127,17 @@ impl Inner {
         let (revoke_clock, now) = (self.revoke_clock(), self.now());
         let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now, uid, gid };
         let leased = self.session.ask(self.deadline(), ask).await;
-        let mut given = None;
+        let mut granted = None;
         if let Ok(leased) = &leased {
             self.apply(&leased.entry, revoke_clock);
             let limits = Limits { account: leased.account, of_bytes: leased.limits_bytes };
             let NamesLeased { first, numbers, .. } = *leased;
             let layout = leased.layout.filter(|_| numbers > 0);
-            given = layout.map(|layout| Given { first, numbers, layout, limits });
+            granted = layout.map(|layout| Granted { first, numbers, layout, limits });
         }
         let st = dir.lock();
         let holds = st.lease.is_write() && !st.lease.is_revoked_since(revoke_clock);
-        self.tables.births.lock().asked(dir.ino, given.filter(|_| holds), self.env.clock.now());
+        self.tables.births.lock().asked(dir.ino, granted.filter(|_| holds), self.env.clock.now());
         drop(st);
         if let Err(e) = leased {
             tracing::debug!("names of directory {}: {e}", dir.ino);
@@ -348,7 +348,7 @@ impl Inner {
     }
 
     /// The lease on a directory's names is about to be returned.
-    pub async fn give_up_names(&self, dir: InodeId) {
+    pub async fn return_names(&self, dir: InodeId) {
         let pending = self.tables.births.lock().close(dir);
         while pending && self.settle_births(Some(dir), self.deadline()).await.is_err() {}
     }

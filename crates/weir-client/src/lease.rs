@@ -71,7 +71,7 @@ impl Inner {
     /// Returns the lease, down to `keep`. Errors of write-back stay with the file's handles.
     pub async fn revoke(&self, inode: &Arc<Inode>, mut keep: LeaseKind) {
         self.counters.revokes.fetch_add(1, Relaxed);
-        self.give_up_names(inode.ino).await;
+        self.return_names(inode.ino).await;
         let revoke = inode.lock().lease.revokes();
         self.wait_for_sends(inode, revoke).await;
         if keep == LeaseKind::None {
@@ -314,7 +314,7 @@ impl Inner {
 
     /// Returns a lease that is not in use.
     async fn release_lease(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.give_up_names(inode.ino).await;
+        self.return_names(inode.ino).await;
         self.flush(inode, Occasion::Closing, false).await?;
         {
             let mut st = inode.lock();
@@ -383,7 +383,7 @@ impl Inner {
     }
 
     /// Returns leases of unused inodes, when there are many.
-    pub async fn give_back_forgotten(&self) {
+    pub async fn return_forgotten(&self) {
         let excess = self.inode_count().saturating_sub(IDLE_INODES_MAX);
         if excess == 0 {
             return;
@@ -394,7 +394,7 @@ impl Inner {
             is_idle && !st.is_dirty() && !st.is_in_doubt()
         };
         let idle: Vec<_> =
-            self.all_inodes().into_iter().filter(idle).take(excess.min(GIVE_BACK_MAX)).collect();
+            self.all_inodes().into_iter().filter(idle).take(excess.min(RETURN_MAX)).collect();
         for inode in idle {
             if let Err(e) = self.release_lease(&inode).await {
                 tracing::debug!("lease on {} was not given back: {e}", inode.ino);
@@ -415,4 +415,4 @@ impl Inner {
 /// Inodes kept without a user.
 const IDLE_INODES_MAX: usize = 100_000;
 /// Leases returned in one batch.
-const GIVE_BACK_MAX: usize = 2_000;
+const RETURN_MAX: usize = 2_000;

@@ -275,6 +275,6 @@ async fn write_back(inner: Weak<Inner>) {
         inner.report_accesses().await;
         inner.report_old_closes().await;
         inner.return_reservations().await;
-        inner.give_back_forgotten().await;
+        inner.return_forgotten().await;
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use weir_coord::decide::{Candidate, group_count, place};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer};
 use weir_env::{Addr, Env, Instant, TaskHandle};
-use weir_proto::coord::{GetMap, TargetHistory, TargetOffer, TargetReport};
+use weir_proto::coord::{GetMap, TargetHistory, AnnouncedTarget, TargetReport};
 use weir_proto::map::{Role, Scheme, TargetState};
 use weir_proto::news::MapNews;
 use weir_proto::{DiskUuid, NodeId, TargetId, Wire};
@@ -45,14 +45,14 @@ fn time_placement(env: &Env, scheme: Scheme, servers: u32, disks: u32) {
 async fn server(env: &Env, at: &Addr, n: u32, disks: u32, fails: Arc<[AtomicBool]>) -> Cluster {
     let who = observer(format!("s{n}"), Role::Storage, at);
     let cluster = Cluster::observe(env, who, PATIENCE).await.expect("observe");
-    let offer = |disk: u32| TargetOffer {
+    let announced = |disk: u32| AnnouncedTarget {
         uuid: DiskUuid((u128::from(n) << 32 | u128::from(disk)).to_le_bytes()),
         pool: "hdd".into(),
         capacity: 1 << 44,
         history: TargetHistory::default(),
     };
     let addrs = vec![format!("tcp:127.0.0.1:{}", 20_000 + n).parse().expect("an address")];
-    let membership = Membership { addrs, targets: (0..disks).map(offer).collect() };
+    let membership = Membership { addrs, targets: (0..disks).map(announced).collect() };
     let report = move |disk: u32| TargetReport {
         target: TargetId(n * disks + disk + 1),
         failed: fails.get((n * disks + disk) as usize).is_some_and(|f| f.load(Ordering::Relaxed)),

@@ -28,7 +28,7 @@ pub(crate) struct Certified {
 
 impl Certified {
     /// With a given trust instead of an office.
-    pub fn given(
+    pub fn with_trust(
         env: &Env,
         trust: Arc<Trust>,
         maps: &watch::Receiver<Arc<ClusterMap>>,

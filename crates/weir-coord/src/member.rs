@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::{Addr, Instant, TaskHandle};
-use weir_proto::coord::{Heartbeat, Join, Joined, TargetOffer, TargetReport};
+use weir_proto::coord::{Heartbeat, Join, Joined, AnnouncedTarget, TargetReport};
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::Connection;
 
@@ -29,7 +29,7 @@ pub struct Membership {
     /// coordinator.
     pub addrs: Vec<Addr>,
     /// Targets of a storage role.
-    pub targets: Vec<TargetOffer>,
+    pub targets: Vec<AnnouncedTarget>,
 }
 
 /// Reports the state of the node's targets with each heartbeat. Fast, never blocking.

@@ -12,7 +12,7 @@ use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::coord::{Join, TargetOffer, TargetReport};
+use weir_proto::coord::{Join, AnnouncedTarget, TargetReport};
 use weir_proto::map::{self, ClusterMap, Node, Role, Run, RunSeen, Target, TargetState};
 use weir_proto::version::check_level;
 use weir_proto::{Error, NodeId, Result, RunId, TargetId};
@@ -96,22 +96,22 @@ impl Members {
         }
         let node =
             known.map_or_else(|| NodeId(1 + map.nodes.iter().map(|n| n.id.0).max().unwrap_or(0)), |n| n.id);
-        for offer in &join.targets {
-            self.check_offer(map, node, offer)?;
+        for announced in &join.targets {
+            self.check_known_target(map, node, announced)?;
         }
         record_node(map, node, join);
         let targets: Vec<TargetId> =
-            join.targets.iter().map(|offer| self.record_target(map, node, offer)).collect();
+            join.targets.iter().map(|announced| self.record_target(map, node, announced)).collect();
         for target in &targets {
             self.suspects.remove(target);
         }
         let presence = Presence::Connected { last_contact: now };
-        for (target, offer) in targets.iter().zip(&join.targets) {
+        for (target, announced) in targets.iter().zip(&join.targets) {
             // Until the first heartbeat: the cluster's size is known as soon as it can be used.
             self.reports.entry(*target).or_insert(TargetReport {
                 target: *target,
                 failed: false,
-                capacity: offer.capacity,
+                capacity: announced.capacity,
                 used: 0,
                 under_replicated_cells: 0,
                 damaged_blocks: 0,
@@ -125,8 +125,8 @@ impl Members {
         Ok(Admitted { node, targets })
     }
 
-    fn check_offer(&self, map: &ClusterMap, node: NodeId, offer: &TargetOffer) -> Result<()> {
-        let Some(known) = map.targets.iter().find(|t| t.uuid == offer.uuid) else { return Ok(()) };
+    fn check_known_target(&self, map: &ClusterMap, node: NodeId, announced: &AnnouncedTarget) -> Result<()> {
+        let Some(known) = map.targets.iter().find(|t| t.uuid == announced.uuid) else { return Ok(()) };
         if known.node != node && self.live_instance(known.node).is_some() {
             let holder = map.node(known.node).map_or("?", |n| n.name.as_str());
             return Err(Error::exists(format!(
@@ -135,10 +135,10 @@ impl Members {
                 known.id, known.uuid
             )));
         }
-        if known.pool != offer.pool {
+        if known.pool != announced.pool {
             return Err(Error::invalid(format!(
                 "target {} is in pool {:?}, not in {:?}; hint: a target keeps its pool",
-                known.id, known.pool, offer.pool
+                known.id, known.pool, announced.pool
             )));
         }
         Ok(())
@@ -303,19 +303,19 @@ impl Members {
     }
 
     /// Records an offered target in the map, and checks whether it still has its data.
-    fn record_target(&mut self, map: &mut ClusterMap, node: NodeId, offer: &TargetOffer) -> TargetId {
-        let history = &offer.history;
+    fn record_target(&mut self, map: &mut ClusterMap, node: NodeId, announced: &AnnouncedTarget) -> TargetId {
+        let history = &announced.history;
         let seen = |before| RunSeen { run: next_run(before, history), position: history.position };
-        let Some(known) = map.targets.iter().position(|t| t.uuid == offer.uuid) else {
+        let Some(known) = map.targets.iter().position(|t| t.uuid == announced.uuid) else {
             let newest = map.targets.iter().map(|t| t.id).max().unwrap_or_default();
             let id = TargetId(1 + newest.max(map.last_target).0);
             map.targets.push(Target {
                 id,
-                uuid: offer.uuid,
+                uuid: announced.uuid,
                 node,
-                pool: offer.pool.clone(),
+                pool: announced.pool.clone(),
                 state: TargetState::Down, // until the reconciliation that follows
-                capacity: offer.capacity,
+                capacity: announced.capacity,
                 last: seen(Run::default()),
                 whole: RunSeen::default(),
             });
@@ -327,7 +327,7 @@ impl Members {
         let places = map.groups.iter().flat_map(|g| &g.members).filter(|m| m.target == id);
         let (lost, had): (Vec<bool>, Vec<bool>) = places.map(map::Member::is_lost).partition(|lost| *lost);
         let entry = &mut map.targets[known];
-        (entry.node, entry.capacity) = (node, offer.capacity);
+        (entry.node, entry.capacity) = (node, announced.capacity);
         if verdict == Returned::SameRun {
             return id;
         }
@@ -412,12 +412,12 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
     if join.role != Role::Storage && !join.targets.is_empty() {
         return Err(Error::invalid(format!("node {:?} brings targets but is no storage role", join.name)));
     }
-    for (i, offer) in join.targets.iter().enumerate() {
-        check_pool_name(&offer.pool)?;
-        if join.targets[..i].iter().any(|o| o.uuid == offer.uuid) {
+    for (i, announced) in join.targets.iter().enumerate() {
+        check_pool_name(&announced.pool)?;
+        if join.targets[..i].iter().any(|o| o.uuid == announced.uuid) {
             return Err(Error::invalid(format!(
                 "node {:?} offers disk {} twice; hint: one directory is listed, or was copied, twice",
-                join.name, offer.uuid
+                join.name, announced.uuid
             )));
         }
     }

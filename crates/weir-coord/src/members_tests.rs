@@ -31,7 +31,7 @@ fn join(name: &str, instance: u64, disks: &[u8]) -> Join {
         addrs: vec!["tcp:127.0.0.1:7000".into()],
         targets: disks
             .iter()
-            .map(|d| TargetOffer {
+            .map(|d| AnnouncedTarget {
                 uuid: DiskUuid([*d; 16]),
                 pool: "hdd".into(),
                 capacity: 100,
@@ -73,10 +73,10 @@ impl World {
     /// Joins with targets that still have their data.
     fn join(&mut self, join: &Join, connection: u64, now: Instant) -> Result<Admitted> {
         let mut join = join.clone();
-        for offer in &mut join.targets {
-            if let Some(known) = self.map.targets.iter().find(|t| t.uuid == offer.uuid) {
-                offer.history.confirmed = known.last.run;
-                offer.history.position = u64::MAX;
+        for announced in &mut join.targets {
+            if let Some(known) = self.map.targets.iter().find(|t| t.uuid == announced.uuid) {
+                announced.history.confirmed = known.last.run;
+                announced.history.position = u64::MAX;
             }
         }
         self.join_with(&join, connection, now)
@@ -181,7 +181,7 @@ fn after_a_restart_members_are_awaited_then_judged() {
 }
 
 #[test]
-fn a_target_that_is_not_offered_again_is_down() {
+fn a_target_that_is_not_announced_again_is_down() {
     let mut world = World { map: empty_map(), members: Members::default() };
     world.join(&join("s1", 1, &[1, 2, 3, 4, 5, 6]), 1, at(0)).unwrap();
     world.members.disconnected(1);
@@ -305,10 +305,10 @@ fn a_refused_join_gets_the_reason() {
 #[test]
 fn messages_about_many_targets_fit_into_a_body() {
     let reports = |count: u32| (1..=count).map(report).collect::<Vec<_>>();
-    let offers = join("s1", 1, &[7]).targets;
-    let history = TargetHistory { begun: vec![RunId(1); 64], ..offers[0].history.clone() };
-    let offer = TargetOffer { pool: "p".repeat(64), history, ..offers[0].clone() };
-    let targets = vec![offer; TARGETS_MAX];
+    let targets = join("s1", 1, &[7]).targets;
+    let history = TargetHistory { begun: vec![RunId(1); 64], ..targets[0].history.clone() };
+    let announced = AnnouncedTarget { pool: "p".repeat(64), history, ..targets[0].clone() };
+    let targets = vec![announced; TARGETS_MAX];
     let largest = TARGETS_MAX as u32;
     let status = ClusterStatus {
         map: Arc::new(ClusterMap::absent()),

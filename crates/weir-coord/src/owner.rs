@@ -363,7 +363,7 @@ impl Owner {
         match event {
             RebuildEvent::Gone { asked, answer } => {
                 let (map, reports) = (&batch.draft, &self.members.reports);
-                match self.replacing.give_up(map, &mut batch.rebuild, reports, &asked) {
+                match self.replacing.abandon_lost(map, &mut batch.rebuild, reports, &asked) {
                     Err(e) => refuse(answer, e),
                     Ok(plan) => {
                         if !asked.dry_run {

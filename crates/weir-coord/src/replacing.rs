@@ -139,7 +139,7 @@ impl Replacing {
     }
 
     /// Marks a target as gone, unless it is a dry run; returns what happens to its places.
-    pub fn give_up(
+    pub fn abandon_lost(
         &mut self,
         map: &ClusterMap,
         wishes: &mut Wishes,

@@ -511,7 +511,7 @@ fn certified(
         (Some(office), _) => {
             Some(Certified::start(env, office, (&config.name, &config.policy), maps, events)?)
         }
-        (None, Some(trust)) => Some(Certified::given(env, trust.clone(), maps, events)),
+        (None, Some(trust)) => Some(Certified::with_trust(env, trust.clone(), maps, events)),
         (None, None) => None,
     })
 }

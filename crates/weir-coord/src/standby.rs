@@ -167,7 +167,7 @@ impl Lead {
     }
 
     /// Before an orderly end: another coordinator may lead at once.
-    pub async fn give_back(&self) {
+    pub async fn resign(&self) {
         let keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(keeping) = keeping {
             keeping.abort();

@@ -14,7 +14,7 @@ use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_rep
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
 use weir_proto::coord::{
-    FinishUpgrade, GetMap, Join, Joined, Suspicion, TargetHistory, TargetOffer, TargetReport,
+    FinishUpgrade, GetMap, Join, Joined, Suspicion, TargetHistory, AnnouncedTarget, TargetReport,
 };
 use weir_proto::data::{StatTarget, TargetStat};
 use weir_proto::map::{ClusterMap, Member, MemberState, Role, TargetState};
@@ -127,13 +127,13 @@ impl Lab {
         let cluster = Cluster::observe(&env, who, PATIENCE).await?;
         let service = Arc::new(Storage::default());
         let server = serve(&env, &[addr(n)], cluster.identity(), service.clone()).await?;
-        let offer = TargetOffer {
+        let announced = AnnouncedTarget {
             uuid: DiskUuid([n; 16]),
             pool: "hdd".into(),
             capacity: 100,
             history: TargetHistory::default(),
         };
-        let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![offer] };
+        let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![announced] };
         let target = service.clone();
         let reports = Arc::new(move || {
             let position = target.position_in_heartbeats.load(Ordering::Relaxed);
@@ -546,13 +546,13 @@ fn a_coordinator_without_power_knew_each_targets_position() {
 async fn large_server(lab: &Lab, n: u8) -> Cluster {
     let (env, who) = lab.observer(&format!("s{n}"), Role::Storage);
     let cluster = Cluster::observe(&env, who, PATIENCE).await.unwrap();
-    let offer = |disk: u8| TargetOffer {
+    let announced = |disk: u8| AnnouncedTarget {
         uuid: DiskUuid([[n, disk]; 8].concat().try_into().unwrap()),
         pool: "hdd".into(),
         capacity: 100,
         history: TargetHistory::default(),
     };
-    let membership = Membership { addrs: vec![addr(n)], targets: (0..96).map(offer).collect() };
+    let membership = Membership { addrs: vec![addr(n)], targets: (0..96).map(announced).collect() };
     let first = u32::from(n - 1) * 96;
     let reports = Arc::new(move || (first + 1..=first + 96).map(|t| report(TargetId(t))).collect());
     cluster.join(membership, reports).await.unwrap();

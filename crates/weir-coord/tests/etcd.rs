@@ -309,7 +309,7 @@ async fn etcd_and_the_coordinator_show_certificates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_coordinator_leads_when_one_gives_back() {
+async fn the_next_coordinator_leads_when_one_resigns() {
     let Some(server) = Server::start() else { return };
     let ((env, store_a), (_, store_b)) = (server.store(), server.store());
     let a = lead(&env, store_a, "a", |_| ()).await.unwrap();
@@ -321,11 +321,11 @@ async fn the_next_coordinator_leads_when_one_gives_back() {
         (lead, Instant::now())
     });
     assert_eq!(sees.recv().await.as_deref(), Some("a"));
-    let given_back = Instant::now();
-    a.give_back().await;
+    let resigned_at = Instant::now();
+    a.resign().await;
     let (b, leads) = waiting.await.unwrap();
     b.term().check(env.clock.now()).unwrap();
-    println!("leads {} ms after the other has given back", leads.duration_since(given_back).as_millis());
+    println!("leads {} ms after the other has given back", leads.duration_since(resigned_at).as_millis());
 }
 
 /// Whichever of the members etcd's own leader is.

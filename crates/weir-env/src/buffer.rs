@@ -137,7 +137,7 @@ impl fmt::Debug for Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
-            pool.give_back(std::mem::replace(&mut self.block, Block::dangling()));
+            pool.return_block(std::mem::replace(&mut self.block, Block::dangling()));
         }
     }
 }
@@ -157,7 +157,7 @@ impl Shared {
 
     /// Keeps the block, in exchange for idle blocks of other sizes: sizes returned now are the ones in use
     /// now.
-    fn give_back(&self, block: Block) {
+    fn return_block(&self, block: Block) {
         let Some(class) = class_of(block.bytes) else { return };
         let mut evicted = Vec::new(); // freed after the lock
         let mut idle = self.lock();

@@ -72,7 +72,7 @@ contract!(
     tasks_abort_ends_a_task,
     tasks_blocking_returns_its_result,
     tasks_blocking_runs_on_when_nobody_waits,
-    a_lane_runs_what_it_is_given_once,
+    a_lane_runs_each_task_once,
 );
 
 async fn disk_reads_what_was_written(env: Env, dir: PathBuf) {
@@ -472,7 +472,7 @@ async fn tasks_blocking_returns_its_result(env: Env, _: PathBuf) {
     }
 }
 
-async fn a_lane_runs_what_it_is_given_once(env: Env, _: PathBuf) {
+async fn a_lane_runs_each_task_once(env: Env, _: PathBuf) {
     let lane = env.tasks.lane(2);
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     for n in 0..20u64 {

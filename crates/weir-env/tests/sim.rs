@@ -276,8 +276,8 @@ fn a_machine_without_power_is_silent_then_resets() {
         world.power_cut("server");
         stream.write_all(b"into the void").await.unwrap();
         assert_eq!(client.clock.timeout(60 * S, stream.read(&mut [0; 1])).await.map(|_| ()), Err(TimedOut));
-        let gave_up = client.net.connect(&addr(1)).await.map(|_| ()).unwrap_err();
-        assert_eq!(gave_up.kind(), ErrorKind::TimedOut);
+        let error = client.net.connect(&addr(1)).await.map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
         world.node("server");
         assert_eq!(stream.read(&mut [0; 1]).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
         let refused = client.net.connect(&addr(1)).await.map(|_| ()).unwrap_err();

@@ -118,7 +118,7 @@ fn refused(doing: &str, e: &io::Error) -> NoRing {
     NoRing::Refused(hinted(Error::from_io(doing, e), hint))
 }
 
-fn not_offered() -> NoRing {
+fn unsupported() -> NoRing {
     NoRing::Refused(hinted(
         Error::unsupported("the kernel offers no FUSE over io_uring"),
         format_args!("switch it on: {SWITCH_ON}"),
@@ -135,13 +135,13 @@ fn with_rings(
     // If the switch cannot be read, the kernel's first request shows it.
     let switch = std::fs::read_to_string(SWITCH);
     if switch.is_ok_and(|text| text.trim() == "N") {
-        return Err(not_offered());
+        return Err(unsupported());
     }
     let rings = Rings::new(REQUEST_BYTES_MAX as usize).map_err(|e| refused("make an io_uring", &e))?;
     let mut config = config.clone();
     config.n_threads = Some(DEVICE_THREADS);
     let session = Session::new(mounted(true), path, &config).map_err(|e| match e.kind() {
-        io::ErrorKind::Unsupported => not_offered(),
+        io::ErrorKind::Unsupported => unsupported(),
         _ => NoRing::NoMount(e),
     })?;
     notices.mounted(session.notifier());

@@ -193,7 +193,7 @@ mod tests {
 
     /// Both ways, for what the rule lets through.
     #[test]
-    fn what_gives_rights_passes_only_by_a_rule() {
+    fn attributes_that_grant_rights_pass_only_by_a_rule() {
         let xattr =
             |name: &'static [u8]| Xattr { name: Bytes::from_static(name), value: Bytes::from_static(b"v") };
         let program = |mode, uid, xattrs: &[&'static [u8]]| {

@@ -71,7 +71,7 @@ enum Phase {
     Waiting,
     Running,
     /// The caller gave up: do not start it.
-    GivenUp,
+    Abandoned,
     /// The caller gave up: it hangs.
     Hangs,
     Ended,
@@ -97,12 +97,12 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         let mut phase = self.call.phase();
         match *phase {
-            Phase::Waiting => *phase = Phase::GivenUp,
+            Phase::Waiting => *phase = Phase::Abandoned,
             Phase::Running => {
                 *phase = Phase::Hangs;
                 self.hung.lock().push((self.call.clone(), std::mem::take(&mut self.paths)));
             }
-            Phase::GivenUp | Phase::Hangs | Phase::Ended => {}
+            Phase::Abandoned | Phase::Hangs | Phase::Ended => {}
         }
     }
 }

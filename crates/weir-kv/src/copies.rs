@@ -12,7 +12,7 @@ use weir_proto::Epoch;
 pub trait Copies: Send + Sync + 'static {
     /// A new record; they come in the order of their numbers. Must be fast: no other transaction runs
     /// meanwhile.
-    fn offer(&self, seq: CommitSeq, body: &[u8]);
+    fn append(&self, seq: CommitSeq, body: &[u8]);
     /// All required copies keep the records up to this one. When it grows, [`crate::Engine::settle`] is
     /// called. A copy may become required only when it keeps all records that were offered until then.
     fn kept(&self) -> CommitSeq;
@@ -22,7 +22,7 @@ pub trait Copies: Send + Sync + 'static {
 pub struct Alone;
 
 impl Copies for Alone {
-    fn offer(&self, _seq: CommitSeq, _body: &[u8]) {}
+    fn append(&self, _seq: CommitSeq, _body: &[u8]) {}
     fn kept(&self) -> CommitSeq {
         CommitSeq(u64::MAX)
     }
@@ -42,7 +42,7 @@ impl ReportedDurable {
 }
 
 impl Copies for ReportedDurable {
-    fn offer(&self, _seq: CommitSeq, _body: &[u8]) {}
+    fn append(&self, _seq: CommitSeq, _body: &[u8]) {}
     fn kept(&self) -> CommitSeq {
         CommitSeq(self.0.load(Ordering::Acquire))
     }

@@ -175,7 +175,7 @@ impl Core {
         assert!(record.len() == len, "a record is as long as its reservation");
         self.take_in(&mut writer, seq, epoch, changes);
         self.env.tasks.crash_point(crash_points::COMMITTED);
-        copies.offer(seq, body_of(&record, head.version));
+        copies.append(seq, body_of(&record, head.version));
         writer.tail.used += len as u64;
         self.journal.push(seq, record);
         Ok(seq)

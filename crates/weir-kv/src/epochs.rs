@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_not_compared() {
+    fn abandoned_records_are_not_compared() {
         let mine = epochs(&[1, 1, 2, 2]);
         let mut leaders = epochs(&[1, 1, 3, 3, 3]);
         leaders.forget(CommitSeq(2));

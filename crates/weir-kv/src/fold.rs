@@ -48,7 +48,7 @@ impl Core {
         };
         self.env.tasks.crash_point(crash_points::FOLDED);
         drop((old_base, old_deltas, deltas)); // slow: readers need not wait for it
-        self.give_up()?;
+        self.abandon()?;
         Ok(count)
     }
 
@@ -111,7 +111,7 @@ impl Core {
     }
 
     /// Keeps the newest files for copies that are behind, one for the next segment, and removes the others.
-    fn give_up(&self) -> Result<()> {
+    fn abandon(&self) -> Result<()> {
         let mut reserve = lock(&self.reserve);
         let most = (self.keep_bytes / self.shelf.segment_bytes) as usize;
         while reserve.kept.len() > most {

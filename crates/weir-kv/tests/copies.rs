@@ -30,11 +30,11 @@ async fn open(env: &Env) -> Arc<Engine> {
 #[derive(Default)]
 struct Other {
     kept: AtomicU64,
-    offered: Mutex<Vec<(CommitSeq, Vec<u8>)>>,
+    appended: Mutex<Vec<(CommitSeq, Vec<u8>)>>,
 }
 impl Copies for Other {
-    fn offer(&self, seq: CommitSeq, body: &[u8]) {
-        self.offered.lock().unwrap().push((seq, body.to_vec()));
+    fn append(&self, seq: CommitSeq, body: &[u8]) {
+        self.appended.lock().unwrap().push((seq, body.to_vec()));
     }
     fn kept(&self) -> CommitSeq {
         CommitSeq(self.kept.load(Ordering::Acquire))
@@ -147,8 +147,8 @@ fn numbers_of_two_kinds_meet_on_a_follower_as_on_the_leader() {
         other.keep(&leader, CommitSeq(1));
         leader.checkpoint().await.unwrap(); // the leader's segment ends: the next change need not be resolved
         tx(&*leader, |t| t.add(b"n", 5));
-        let offered = other.offered.lock().unwrap().clone();
-        let entries: Vec<Entry> = offered
+        let appended = other.appended.lock().unwrap().clone();
+        let entries: Vec<Entry> = appended
             .into_iter()
             .map(|(seq, body)| Entry { seq, epoch: Epoch(1), body: body.into() })
             .collect();

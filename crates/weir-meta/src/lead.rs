@@ -32,11 +32,11 @@ impl Lead {
         identity: &NamespaceIdentity,
     ) -> Result<(Lead, LeadReply)> {
         let reply = cluster.lead_namespace(identity, durable_changes(kv).await?).await?;
-        Ok((Lead::given(cluster, kv, reply.namespace), reply))
+        Ok((Lead::with_kv(cluster, kv, reply.namespace), reply))
     }
 
     /// The leadership that the coordinator has assigned to this node's copy.
-    pub fn given(cluster: &Cluster, kv: &SharedKv, namespace: NamespaceId) -> Lead {
+    pub fn with_kv(cluster: &Cluster, kv: &SharedKv, namespace: NamespaceId) -> Lead {
         Lead { cluster: cluster.clone(), kv: kv.clone(), namespace }
     }
 

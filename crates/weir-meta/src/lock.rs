@@ -146,7 +146,7 @@ impl LockTable {
                 return (LockOutcome::Full, Vec::new());
             }
             self.take_from_queue(wish.ino, place);
-            self.give(&wish, now);
+            self.grant(&wish, now);
             return (LockOutcome::Granted, self.settle(wish.ino, now));
         }
         if ticket == 0 {
@@ -234,7 +234,7 @@ impl LockTable {
             if self.conflict(&wish).is_some() || self.is_full(session) {
                 lost.push(lock.clone());
             } else {
-                self.give(&wish, now);
+                self.grant(&wish, now);
             }
         }
         let mut woken = Vec::new();
@@ -280,7 +280,7 @@ impl LockTable {
         self.files.is_empty()
     }
 
-    fn give(&mut self, wish: &Wish, now: Instant) {
+    fn grant(&mut self, wish: &Wish, now: Instant) {
         let held = self.files.entry(wish.ino).or_default().holders.entry(wish.holder).or_default();
         let before = held.ranges.len();
         held.ranges.set(wish.range, Some(wish.kind));
@@ -310,7 +310,7 @@ impl LockTable {
             let free = file.waits.iter().position(|w| file.in_the_way(&w.wish).next().is_none());
             let Some(wait) = self.take_from_queue(ino, free) else { break };
             // A conversion may weaken a lock, and so end earlier waits: from the start again.
-            self.give(&wait.wish, now);
+            self.grant(&wait.wish, now);
             woken.push(Woken { session: wait.wish.holder.session, ticket: wait.ticket });
         }
         ended.into_iter().for_each(|session| self.tidy(ino, session));

@@ -30,7 +30,7 @@ pub trait Operation: Reaches {
     }
     fn work() -> Work<Self>;
     /// The inodes that it concerns besides those that it reaches.
-    fn beside(&self) -> Vec<InodeId> {
+    fn further_inodes(&self) -> Vec<InodeId> {
         Vec::new()
     }
     /// Whether the reply may leave before the change is durable: it reveals nothing.

@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mover_does_not_answer_for_is_given_to_others() {
+    fn a_recall_that_a_mover_does_not_answer_is_reassigned() {
         let mut recalls = Recalls::default();
         recalls.want(INO, (0, 10), 1, true, at(0)).unwrap();
         recalls.want(INO, (20, 30), 1, true, at(0)).unwrap();

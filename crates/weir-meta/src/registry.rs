@@ -58,7 +58,7 @@ macro_rules! work {
     };
     (early $run:expr) => {
         const EARLY: bool = true;
-        fn beside(&self) -> Vec<InodeId> {
+        fn further_inodes(&self) -> Vec<InodeId> {
             OtherInodes::inodes(self)
         }
         work!(touch $run);

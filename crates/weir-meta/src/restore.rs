@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_before_are_given_to_nobody_again() {
+    fn earlier_inode_numbers_are_not_assigned_again() {
         let key = keys::sequence(Sequence::DirectorySerial);
         let after = value_of(&key, 7u64.to_le_bytes().to_vec());
         assert_eq!(after, (7 + SERIALS_AHEAD).to_le_bytes());

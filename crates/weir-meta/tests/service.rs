@@ -550,7 +550,7 @@ fn alternating_clients_of_a_directory_are_not_revoked_each_time() {
 }
 
 #[test]
-fn closing_a_session_gives_everything_back() {
+fn closing_a_session_returns_everything() {
     simulate(11, async |world| {
         let node = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);

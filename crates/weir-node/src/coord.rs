@@ -84,7 +84,7 @@ pub async fn start_shared_coord(
     match served {
         Ok(node) => Ok(CoordNode { lead: Some(lead), ..node }),
         Err(failed) => {
-            lead.give_back().await;
+            lead.resign().await;
             Err(failed)
         }
     }
@@ -123,7 +123,7 @@ impl CoordNode {
         self.audit.settle(patience).await;
         self.server.stop();
         if let Some(lead) = &self.lead {
-            lead.give_back().await;
+            lead.resign().await;
         }
     }
 

@@ -36,7 +36,7 @@ use weir_rpc::{Server, Service};
 
 /// Interval of offers of a directory that is refused for now, of attempts to lead, and of checks of the
 /// store.
-const OFFER_AGAIN: Duration = Duration::from_secs(1);
+const ANNOUNCE_AGAIN: Duration = Duration::from_secs(1);
 
 /// The directory of a namespace.
 pub struct MetaPlace {
@@ -88,7 +88,7 @@ enum Part {
     /// No change.
     Stays,
     /// Its directory has no place, or must be offered first with its number of changes.
-    Offers,
+    Announces,
     Follows,
     Leads(NamespaceId, JournalGroup<NodeId>),
 }
@@ -217,7 +217,7 @@ impl MetaNode {
             changed = async {
                 tokio::select! {
                     changed = maps.changed() => changed.is_ok(),
-                    () = self.env.clock.sleep(OFFER_AGAIN), if is_open => true,
+                    () = self.env.clock.sleep(ANNOUNCE_AGAIN), if is_open => true,
                 }
             } => {
                 if let Some(leads) = self.leads().as_mut() {
@@ -242,9 +242,9 @@ impl MetaNode {
                 self.leave_lead();
                 Ok(false)
             }
-            Part::Offers => {
+            Part::Announces => {
                 self.leave_lead();
-                self.offer().await
+                self.announce().await
             }
             Part::Leads(namespace, group) => match self.lead(namespace, group).await {
                 Err(e) if e.kind == ErrorKind::Io => Err(e),
@@ -260,12 +260,12 @@ impl MetaNode {
     fn part(&self, map: &ClusterMap, starts: bool) -> Part {
         let led = self.leads().as_ref().map(|leads| leads.epoch);
         let Some((namespace, group)) = journal_group_of(map, &self.own) else {
-            return if led.is_some() { Part::Stays } else { Part::Offers };
+            return if led.is_some() { Part::Stays } else { Part::Announces };
         };
         let me = self.cluster.node();
         let state = me.and_then(|me| group.state(me));
         if starts || matches!(state, None | Some(MemberState::Down)) {
-            return Part::Offers;
+            return Part::Announces;
         }
         if group.leader != me {
             return Part::Follows;
@@ -275,13 +275,13 @@ impl MetaNode {
             Ordering::Less => Part::Leads(namespace, group),
             Ordering::Equal if led == Some(group.epoch) => Part::Stays,
             // It was leading when it ended: it needs another epoch.
-            Ordering::Equal => Part::Offers,
+            Ordering::Equal => Part::Announces,
             Ordering::Greater => Part::Follows,
         }
     }
 
     /// Offers the directory. True: it is refused for now.
-    async fn offer(&self) -> Result<bool> {
+    async fn announce(&self) -> Result<bool> {
         let map = self.cluster.map();
         let entry = map.namespaces.iter().find(|entry| entry.uuid == self.own.uuid);
         let Some(entry) = entry else {
@@ -366,7 +366,7 @@ impl MetaNode {
             env: self.env.clone(),
             cluster: self.cluster.clone(),
             service: self.service.clone(),
-            lead: Lead::given(&self.cluster, &kv, namespace),
+            lead: Lead::with_kv(&self.cluster, &kv, namespace),
             exports: Exports::new(&self.env, Exported { head, engine }),
             namespace,
         };
@@ -446,7 +446,7 @@ impl MetaNode {
                 self.cluster.map().namespaces.iter().find(|entry| entry.uuid == self.own.uuid)
         {
             // If the coordinator is unreachable or late, it has the last recorded number.
-            let lead = Lead::given(&self.cluster, kv, entry.id);
+            let lead = Lead::with_kv(&self.cluster, kv, entry.id);
             let _ = self.env.clock.timeout(patience, lead.record()).await;
         }
         leave(&self.env, &self.cluster, patience).await;
@@ -485,7 +485,7 @@ impl Work {
             if is_alone || !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
                 return Err(e);
             }
-            env.clock.sleep(OFFER_AGAIN).await;
+            env.clock.sleep(ANNOUNCE_AGAIN).await;
         }
         compare(env, cluster, &meta, *namespace).await?;
         service.serve(Arc::new(WithExports { service: Arc::new(meta.clone()), exports: exports.clone() }));

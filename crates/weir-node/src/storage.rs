@@ -8,7 +8,7 @@ use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older
 use weir_coord::{Cluster, Membership, Reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{EngineConfig, SharedKv};
-use weir_proto::coord::{TargetHistory, TargetOffer};
+use weir_proto::coord::{TargetHistory, AnnouncedTarget};
 use weir_proto::map::ClusterMap;
 use weir_proto::{DiskUuid, Error, Result, RunId};
 use weir_rpc::Server;
@@ -81,7 +81,7 @@ async fn start_storage_unboxed(
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
         open_node(env, &cluster, &targets, &opened).await?;
     }
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(env, place, &targets) };
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: announced_targets(env, place, &targets) };
     gate.hold();
     let joining = cluster.join(membership, reports(env, place, opened.clone()));
     let joined = joining.await.map_err(Step::Join.failed())?;
@@ -164,14 +164,14 @@ fn check_runs(map: &ClusterMap, targets: &[Begun]) -> Result<()> {
     Ok(())
 }
 
-fn offers(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<TargetOffer> {
-    let offer = |t: &Begun| TargetOffer {
+fn announced_targets(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<AnnouncedTarget> {
+    let announced = |t: &Begun| AnnouncedTarget {
         uuid: t.identity.disk,
         pool: t.identity.pool.clone(),
         capacity: env.disk.space(&t.dir).map_or(0, |space| own_part(space.free, space.free, place.shared_by)),
         history: t.history.clone(),
     };
-    targets.iter().map(offer).collect()
+    targets.iter().map(announced).collect()
 }
 
 /// For heartbeats: the stores' reports, with this node's part of the space.

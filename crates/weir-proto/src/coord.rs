@@ -13,7 +13,7 @@ pub const LINK_REPORT_MS: u64 = 2000;
 
 message!(
     /// A target directory that a storage role offers.
-    TargetOffer { uuid: DiskUuid, pool: String, capacity: u64, history: TargetHistory }
+    AnnouncedTarget { uuid: DiskUuid, pool: String, capacity: u64, history: TargetHistory }
 );
 message!(
     /// A target's record of its process's runs: the coordinator uses it to decide whether the target still
@@ -43,7 +43,7 @@ message!(
         role: Role,
         host: String,
         addrs: Vec<String>,
-        targets: Vec<TargetOffer>,
+        targets: Vec<AnnouncedTarget>,
         program: Program,
     }
 );

@@ -180,7 +180,7 @@ fn the_list_is_complete() {
 }
 
 #[test]
-fn no_method_number_is_given_twice() {
+fn no_method_number_is_used_twice() {
     let mut seen = std::collections::BTreeMap::new();
     for (module, source) in SOURCES {
         for line in declared(source) {

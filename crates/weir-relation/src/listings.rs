@@ -71,7 +71,7 @@ impl Listings {
         failed
     }
     /// Nothing is read at home for now: returns the directories that operations may wait for.
-    pub fn give_up(&mut self) -> Vec<InodeId> {
+    pub fn abandon(&mut self) -> Vec<InodeId> {
         std::mem::take(&mut self.wanted).into_iter().collect()
     }
     /// The recent failure to read directories, as text.

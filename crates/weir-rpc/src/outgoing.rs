@@ -137,7 +137,7 @@ impl Outgoing {
         // This poll registers no waker: bytes that cannot be sent now go to the writer task, which polls
         // again.
         let result = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut batch);
-        if self.give_back(writer, batch) {
+        if self.return_writer(writer, batch) {
             self.wake.notify_one();
         }
         match result {
@@ -156,7 +156,7 @@ impl Outgoing {
             }
             while let Some((mut writer, mut batch)) = self.take() {
                 let result = std::future::poll_fn(|cx| self.poll_write(cx, &mut writer, &mut batch)).await;
-                self.give_back(writer, batch);
+                self.return_writer(writer, batch);
                 if let Err(e) = result {
                     return e;
                 }
@@ -195,7 +195,7 @@ impl Outgoing {
     }
 
     /// Returns the socket and the unwritten bytes. True if frames wait.
-    fn give_back(&self, mut writer: BoxWriter, mut rest: VecDeque<Segment>) -> bool {
+    fn return_writer(&self, mut writer: BoxWriter, mut rest: VecDeque<Segment>) -> bool {
         let mut queue = self.lock();
         if queue.ended {
             rest.append(&mut queue.segments);

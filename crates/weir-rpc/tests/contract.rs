@@ -59,7 +59,7 @@ async fn a_slow_answer_does_not_hold_back_others(env: &Env, addr: &Addr) {
     assert_eq!(slow.unwrap().0.words, "waited");
 }
 
-async fn errors_arrive_as_they_were_given(env: &Env, addr: &Addr) {
+async fn errors_arrive_unchanged(env: &Env, addr: &Addr) {
     let (_server, _, addr) = server(env, addr).await;
     let client = client(env, &addr).await;
     let e = client.call(&Refuse { why: "not you".into() }, vec![], PATIENCE).await.unwrap_err();
@@ -442,7 +442,7 @@ contract!(
     an_answer_comes_back,
     many_calls_share_a_connection,
     a_slow_answer_does_not_hold_back_others,
-    errors_arrive_as_they_were_given,
+    errors_arrive_unchanged,
     a_call_ends_by_its_deadline,
     dropped_calls_free_their_places,
     either_end_may_call,
@@ -473,7 +473,7 @@ certified! {
         an_answer_comes_back,
         many_calls_share_a_connection,
         a_slow_answer_does_not_hold_back_others,
-        errors_arrive_as_they_were_given,
+        errors_arrive_unchanged,
         a_call_ends_by_its_deadline,
         dropped_calls_free_their_places,
         either_end_may_call,
@@ -486,13 +486,13 @@ certified! {
     encryption(Policy { trusted: Vec::new(), ..Policy::default() }): [
         an_answer_comes_back,
         many_calls_share_a_connection,
-        errors_arrive_as_they_were_given,
+        errors_arrive_unchanged,
         either_end_may_call,
     ]
     aes(Policy { only_aes: true, ..Policy::default() }): [
         an_answer_comes_back,
         many_calls_share_a_connection,
-        errors_arrive_as_they_were_given,
+        errors_arrive_unchanged,
         either_end_may_call,
     ]
 }

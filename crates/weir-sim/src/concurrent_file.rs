@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_is_of_the_last_write_or_of_one_beside_it() {
+    fn a_byte_is_of_the_last_write_or_of_a_concurrent_one() {
         let write = Did::Write { offset: 0, len: 10 };
         let file = file(None, &[(write, 1, 2), (write, 3, 6), (write, 4, 7)]);
         for (from, to, may) in [(8, 9, [0, 1, 1]), (5, 9, [1, 1, 1]), (2, 2, [1, 0, 0]), (2, 3, [1, 1, 0])] {

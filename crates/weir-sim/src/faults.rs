@@ -432,7 +432,7 @@ impl Faults {
                 world.spare(victim);
                 self.start(victim);
             }
-            LoseMetaDisk => self.give_up_copy(victim).await,
+            LoseMetaDisk => self.abandon_copy(victim).await,
             KillClient => {}
             PauseClient | PauseStorage => world.resume(victim),
             PauseMeta => {
@@ -476,11 +476,11 @@ impl Faults {
         }
     }
 
-    async fn give_up_copy(&self, victim: &str) {
+    async fn abandon_copy(&self, victim: &str) {
         // The coordinators' own faults may end after this one.
         self.cluster.coordinators().names().iter().for_each(|name| self.start(name));
-        let given_up = self.cluster.set_copies(Some(victim)).await;
-        given_up.unwrap_or_else(|e| panic!("give up the copy of {victim}: {e}"));
+        let abandoned = self.cluster.set_copies(Some(victim)).await;
+        abandoned.unwrap_or_else(|e| panic!("give up the copy of {victim}: {e}"));
         self.start(victim);
     }
 

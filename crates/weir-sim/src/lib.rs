@@ -266,26 +266,26 @@ pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
 }
 
 /// Starts the work of administrators and other parties.
-fn begin_beside(
+fn begin_background(
     world: &World,
     cluster: &Arc<Cluster>,
     work: &Arc<Workload>,
     (snapshots, clones, replica): (&Arc<Snapshots>, &Arc<Clones>, Option<Arc<Replica>>),
     options: &Options,
-) -> Vec<Beside> {
-    let mut beside = Vec::new();
+) -> Vec<Background> {
+    let mut background = Vec::new();
     if options.snapshots {
         let snapshots = snapshots.clone();
-        beside.push(Beside::begin(world, "snapshots", async move { snapshots.disturb().await }));
+        background.push(Background::begin(world, "snapshots", async move { snapshots.disturb().await }));
     }
     if options.clones {
         let clones = clones.clone();
-        beside.push(Beside::begin(world, "clones", async move { clones.disturb().await }));
+        background.push(Background::begin(world, "clones", async move { clones.disturb().await }));
     }
     if let Some(replica) = replica {
         let work = work.clone();
         let strangers = async move { replica.disturb(|| work.is_done()).await };
-        beside.push(Beside::begin(world, "strangers", strangers));
+        background.push(Background::begin(world, "strangers", strangers));
     }
     if options.limits {
         let (work, cluster) = (work.clone(), cluster.clone());
@@ -294,9 +294,9 @@ fn begin_beside(
                 limits.disturb(&work.context, &cluster, || work.uses_limits()).await;
             }
         };
-        beside.push(Beside::begin(world, "volumes with limits", limited));
+        background.push(Background::begin(world, "volumes with limits", limited));
     }
-    beside
+    background
 }
 
 async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<Outcome, Error> {
@@ -322,10 +322,10 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
     let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
     let faults = Arc::new(faults);
     let running = faults.clone();
-    let mut beside = vec![Beside::begin(&world, "faults", async move { running.run().await })];
+    let mut background = vec![Background::begin(&world, "faults", async move { running.run().await })];
     let snapshots = Arc::new(Snapshots::new(&world, &cluster, &work));
     let clones = Arc::new(Clones::new(&world, &cluster, &work));
-    beside.extend(begin_beside(&world, &cluster, &work, (&snapshots, &clones, replica), &options));
+    background.extend(begin_background(&world, &cluster, &work, (&snapshots, &clones, replica), &options));
     match &home {
         Some(home) => {
             let mark = |name, begins| {
@@ -340,7 +340,7 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
         }
     }
     faults.stop();
-    for one in beside {
+    for one in background {
         one.ended().await?;
     }
     leave(&world, &work, &options).await?;
@@ -365,19 +365,19 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
 }
 
 /// A task of the harness beside the applications.
-struct Beside {
+struct Background {
     what: &'static str,
     ended: tokio::sync::oneshot::Receiver<()>,
 }
 
-impl Beside {
-    fn begin(world: &World, what: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Beside {
+impl Background {
+    fn begin(world: &World, what: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Background {
         let (tell, ended) = tokio::sync::oneshot::channel();
         world.node(cluster::HARNESS).tasks.spawn(what, async move {
             task.await;
             let _ = tell.send(()); // the run ended with a panic
         });
-        Beside { what, ended }
+        Background { what, ended }
     }
 
     async fn ended(self) -> Result<(), Error> {
@@ -444,7 +444,7 @@ async fn verify_from_all_sides(
     world: &World,
     cluster: &Cluster,
     work: &Workload,
-    beside: (&Snapshots, &Clones),
+    versions: (&Snapshots, &Clones),
     options: &Options,
     spent: &BTreeSet<String>,
 ) -> Result<(), Error> {
@@ -458,7 +458,7 @@ async fn verify_from_all_sides(
         trash.stays(&client).await?;
         client.shutdown().await?;
     }
-    verify(cluster, work, beside, "after everything healed").await?;
+    verify(cluster, work, versions, "after everything healed").await?;
     if let Some(home) = &work.context.home {
         let reader = cluster.admin("looks at home").await?;
         home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
@@ -469,7 +469,7 @@ async fn verify_from_all_sides(
     cluster.restart_all();
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after a power cut of everything"))?;
-    verify(cluster, work, beside, "after a power cut of everything").await?;
+    verify(cluster, work, versions, "after a power cut of everything").await?;
     let rng = world.rng("losses at the end");
     let mut left: Vec<String> =
         (0..options.storage_nodes).map(cluster::storage_name).filter(|n| !spent.contains(n)).collect();
@@ -479,13 +479,13 @@ async fn verify_from_all_sides(
         world.kill(&victim);
         killed.push(victim);
     }
-    verify(cluster, work, beside, "with targets lost").await?;
+    verify(cluster, work, versions, "with targets lost").await?;
     killed.iter().for_each(|name| cluster.start(name));
     let whole = cluster.wait_whole(Duration::from_secs(180)).await;
     whole.map_err(|e| e.doing("wait after the losses at the end"))?;
     let cleaner = cluster.admin("cleaner").await?;
     work.remove_all(&cleaner).await?;
-    let (snapshots, clones) = beside;
+    let (snapshots, clones) = versions;
     snapshots.verify(&cleaner, "after all was removed").await?;
     clones.verify(&cleaner, "after all was removed").await?;
     clones.remove_all(&cleaner).await?;

@@ -470,7 +470,7 @@ impl Visit<'_> {
                 }
             }
             1..4 => self.cut(file, &mut known).await,
-            4 => self.give(file).await,
+            4 => self.change_owner(file).await,
             _ => self.append(file, &mut known).await,
         }
     }
@@ -513,10 +513,10 @@ impl Visit<'_> {
     }
 
     /// The superuser gives the file to another user: that user may be above its limit then.
-    async fn give(&self, file: &File) -> Result<()> {
+    async fn change_owner(&self, file: &File) -> Result<()> {
         let to = owners::some_cred(self.rng);
         self.log(file, &format!("give user {}", to.uid));
-        self.volume.owners.gives_to(&to);
+        self.volume.owners.will_own(&to);
         let set = SetAttrs { uid: Some(to.uid), gid: Some(to.gid), ..SetAttrs::default() };
         self.client.setattr(&root_cred(), file.ino, None, set).await.map(drop)
     }

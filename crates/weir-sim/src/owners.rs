@@ -71,7 +71,7 @@ impl Owners {
         set(client, volume, (OwnerKind::User, uid), Some(bytes)).await
     }
     /// The superuser is about to give a file to that user and its group.
-    pub fn gives_to(&self, cred: &Cred) {
+    pub fn will_own(&self, cred: &Cred) {
         self.raise(OwnerKind::User, cred.uid, u64::MAX);
         self.raise(OwnerKind::Group, cred.gid, u64::MAX);
     }

@@ -79,7 +79,7 @@ impl Turn<'_> {
         operation: &'static str,
         other: Option<&mut Slot>,
     ) -> Answer<()> {
-        self.work.give_up_if_moving(slot);
+        self.work.abandon_if_moving(slot);
         let Some(file) = &mut slot.file else {
             slot.file = Some(self.create().await?);
             return Ok(());
@@ -126,7 +126,7 @@ impl Turn<'_> {
         {
             let _ = self.client.release(handle).await; // its errors were counted with the failed operation
         }
-        self.work.give_up_if_moving(slot);
+        self.work.abandon_if_moving(slot);
     }
 
     /// Reads a file whose last changes may be lost: the content found stays.

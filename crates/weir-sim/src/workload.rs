@@ -346,7 +346,7 @@ impl Workload {
     pub async fn verify(&self, client: &Client, when: &str) -> Result<(), Error> {
         for slot in &self.slots {
             let mut slot = slot.lock().await;
-            self.give_up_if_moving(&mut slot);
+            self.abandon_if_moving(&mut slot);
             let Some(file) = &mut slot.file else { continue };
             let what = format!("{when}: {} ({:?})", file.name, file.ino);
             let found =
@@ -405,7 +405,7 @@ impl Workload {
     }
 
     /// The client that was about to rename it died: its name is unknown.
-    pub fn give_up_if_moving(&self, slot: &mut Slot) {
+    pub fn abandon_if_moving(&self, slot: &mut Slot) {
         if let Some(file) = slot.file.take_if(|file| file.moving) {
             self.context.found().uncertain.insert((file.dir, file.name));
         }
@@ -457,7 +457,7 @@ impl Workload {
                 }
             }
         }
-        let mut all = self.usage_beside(client).await?;
+        let mut all = self.usage_of_others(client).await?;
         all.directories += DIRS as u64 - 1;
         below.iter().for_each(|dir| add(&mut all, dir));
         below[0] = all;
@@ -494,13 +494,13 @@ impl Workload {
         if let Some(tree) = &self.tree {
             tree.remove_all(client).await?;
         }
-        let (left, beside) = (client.usage(InodeId::ROOT).await?, self.usage_beside(client).await?);
-        assert_eq!((left.bytes, left.files), (beside.bytes, beside.files), "everything was removed");
+        let (left, others) = (client.usage(InodeId::ROOT).await?, self.usage_of_others(client).await?);
+        assert_eq!((left.bytes, left.files), (others.bytes, others.files), "everything was removed");
         Ok(())
     }
 
     /// The usage of the tree, the trash, the replica and other volumes, with their root directories.
-    async fn usage_beside(&self, client: &Client) -> Result<Usage, Error> {
+    async fn usage_of_others(&self, client: &Client) -> Result<Usage, Error> {
         let mut roots: Vec<InodeId> = self.context.volumes().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
         // After its removal there is none.

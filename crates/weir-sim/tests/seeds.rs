@@ -195,11 +195,11 @@ fn what_is_removed_is_in_the_trash_until_its_time_is_over() {
     let faults = vec![FaultKind::KillMeta, FaultKind::KillClient];
     let with_home = Options { trash: true, home: true, faults, ..Options::default() };
     keeps_every_promise(481_000..481_008, |_| with_home.clone());
-    let beside = Options { snapshots: true, clones: true, pause_ms_max: 3000, ..with_home };
+    let with_clones = Options { snapshots: true, clones: true, pause_ms_max: 3000, ..with_home };
     for seed in [483_030, 486_017, 486_044] {
         keeps_every_promise(seed..seed + 1, |seed| Options {
             faults: Options::mixed(seed).faults,
-            ..beside.clone()
+            ..with_clones.clone()
         });
     }
 }

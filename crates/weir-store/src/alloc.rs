@@ -137,7 +137,7 @@ impl FreeMap {
     }
 
     /// Frees an extent that [`FreeMap::take`] or the index handed out.
-    pub fn give(&mut self, extent: Extent) {
+    pub fn free(&mut self, extent: Extent) {
         if extent.len == 0 {
             return;
         }
@@ -262,14 +262,14 @@ mod tests {
                     };
                     used.push(extent);
                 } else {
-                    map.give(used.swap_remove(at.index(used.len())));
+                    map.free(used.swap_remove(at.index(used.len())));
                 }
                 check(&map, &used);
             }
             let again = FreeMap::rebuild(SMALL, used.clone()).unwrap();
             check(&again, &used);
             for e in used {
-                map.give(e);
+                map.free(e);
             }
             while let Some(step) = map.retire_step(0) {
                 prop_assert!(!map.has_step(step));

@@ -274,19 +274,19 @@ pub fn drop_cell(txn: &mut dyn Txn, cell: CellId, delta: &mut Delta) -> Result<(
 pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut Delta) -> Result<()> {
     let Some(header) = get::<Header>(txn, &header_key(cell))? else { return Ok(()) };
     let is_void = |f: &Fragment| f.version.token_epoch() < token_epoch;
-    let (base, beside) = (get::<Fragment>(txn, &base_key(cell))?, prepared(txn, cell)?);
+    let (base, uncommitted) = (get::<Fragment>(txn, &base_key(cell))?, prepared(txn, cell)?);
     let logged = overlays(txn, cell, Seq(0), Seq(u64::MAX))?;
     let valid: Vec<Seq> =
         logged.iter().filter(|(_, o)| o.token_epoch >= token_epoch).map(|(s, _)| *s).collect();
     // A mirrored cell has no base here: its overlays were folded into the parity fragment, which records the
     // last folded sequence.
     let covering = covering(txn, &header, cell)?;
-    if base.iter().chain(&beside).chain(&covering).all(is_void) && valid.is_empty() {
+    if base.iter().chain(&uncommitted).chain(&covering).all(is_void) && valid.is_empty() {
         return drop_cell(txn, cell, delta);
     }
     let mut change = Change { cell, current: 0, before: Some(header.clone()), now: header };
-    let kept: Vec<Extent> = base.iter().chain(&beside).filter(|f| !is_void(f)).map(|f| f.extent).collect();
-    for gone in beside.iter().filter(|f| is_void(f)) {
+    let kept: Vec<Extent> = base.iter().chain(&uncommitted).filter(|f| !is_void(f)).map(|f| f.extent).collect();
+    for gone in uncommitted.iter().filter(|f| is_void(f)) {
         txn.delete(&prepared_key(cell, gone.version));
         drop_bytes(delta, gone.extent, &kept);
     }

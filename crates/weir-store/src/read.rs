@@ -141,8 +141,8 @@ impl Plan {
     fn choose(&mut self, read: &dyn Read, version: Version) -> Result<()> {
         let present = self.base.as_ref().map_or(Version(0), |b| b.version);
         if version != Version(0) && version != present {
-            let beside = prepared(read, self.cell)?.into_iter().find(|p| p.version == version);
-            self.base = Some(beside.ok_or_else(|| {
+            let uncommitted = prepared(read, self.cell)?.into_iter().find(|p| p.version == version);
+            self.base = Some(uncommitted.ok_or_else(|| {
                 Error::stale(format!(
                     "cell {}: version {version} is not here, the present one is {present}",
                     self.cell

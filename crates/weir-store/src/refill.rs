@@ -27,7 +27,7 @@ const STRIPES_LEFT_MAX: usize = 100;
 const PASSES_MAX: usize = 8;
 
 /// Groups in which another target has taken this one's place, and every member is current.
-fn given_away(map: &ClusterMap, target: TargetId) -> impl Iterator<Item = &Group> {
+fn handed_over(map: &ClusterMap, target: TargetId) -> impl Iterator<Item = &Group> {
     let is_whole = |g: &&Group| g.members.iter().all(|m| m.state == MemberState::Current);
     let is_mine = move |g: &&Group| g.members.iter().any(|m| m.target == target);
     let comes = move |g: &&Group| map.move_of(g.id).is_some_and(|found| found.to == target);
@@ -215,7 +215,7 @@ impl StorageNode {
         let is_new = lock(target).scanned_at_version != map.version;
         if is_new {
             let mut found = BTreeSet::new();
-            for group in given_away(&map, target.store.target) {
+            for group in handed_over(&map, target.store.target) {
                 if target.store.has_cells_of(group.id)? {
                     found.insert(group.id);
                 }

@@ -126,7 +126,7 @@ impl StorageNode {
         if self.may_have_more(acting, since)? {
             self.drop_unknown(acting, &peers, since).await?;
         }
-        self.drop_given_up(acting, &peers).await
+        self.drop_aborted(acting, &peers).await
     }
 
     /// Once for each time that this target lost its data, and after a start.

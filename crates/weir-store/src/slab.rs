@@ -214,7 +214,7 @@ impl Slabs {
 
     /// Frees an extent that no commit ever named.
     pub fn forget(&self, extent: Extent) {
-        lock(&self.space).map.give(extent);
+        lock(&self.space).map.free(extent);
     }
 
     /// Frees extents that commit `seq` dropped, as soon as it is durable and no read uses them.
@@ -304,7 +304,7 @@ impl Slabs {
         let mut space = lock(&self.space);
         space.reclaim(durable);
         if let Some(extent) = space.map.take(round_up(len)) {
-            space.map.give(extent);
+            space.map.free(extent);
             return Ok(());
         }
         let step = space.map.next_step();
@@ -469,7 +469,7 @@ impl SpaceState {
             let (_, _, extents) = self.dropped.pop_front().expect("looked at");
             for extent in extents {
                 self.dropped_bytes -= u64::from(extent.len);
-                self.map.give(extent);
+                self.map.free(extent);
             }
         }
     }

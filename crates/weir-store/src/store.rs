@@ -35,7 +35,7 @@ const LIST_MAX: u32 = 4096;
 /// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
 const DAMAGE_REMEMBERED: usize = 65_536;
 /// Versions given up by their writers that are remembered.
-const GIVEN_UP_MAX: usize = 8192;
+const ABORTED_MAX: usize = 8192;
 /// Longest duration of a small read in place, on a thread that has other work: a few times that of an NVMe
 /// disk.
 const READ_HERE_MAX: Duration = Duration::from_micros(300);
@@ -64,7 +64,7 @@ pub struct Store {
     damaged: Mutex<BTreeSet<BadBlock>>,
     /// Writers' versions that were dropped here: a writer never sends a version again after it gave it up,
     /// but a late copy may arrive.
-    given_up: Mutex<RecentMap<(CellId, Version), (), GIVEN_UP_MAX>>,
+    aborted: Mutex<RecentMap<(CellId, Version), (), ABORTED_MAX>>,
     pub(crate) spill: Spill,
     _lock: Arc<dyn File>,
 }
@@ -87,7 +87,7 @@ pub enum Install {
     /// The base is of this version, but damaged.
     Damaged,
     /// Beside the base: a client with this token epoch has decided to commit it.
-    Beside { token_epoch: u32 },
+    Prepared { token_epoch: u32 },
 }
 
 impl Store {
@@ -119,7 +119,7 @@ impl Store {
             read_pace: Pace::new(READ_HERE_MAX),
             failed: OnceLock::new(),
             damaged: Mutex::default(),
-            given_up: Mutex::default(),
+            aborted: Mutex::default(),
             spill: Spill::default(),
             _lock: lock,
         })

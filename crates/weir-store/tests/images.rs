@@ -700,7 +700,7 @@ async fn one(lab: &Arc<Lab>, seed: u64, damage: Damage, position: usize, tally: 
 /// A number that no coordinator gave, in a request that came from nowhere, must not make a target refuse
 /// everybody else.
 #[test]
-fn an_epoch_that_nobody_gave_is_not_believed() {
+fn an_epoch_that_was_never_assigned_is_refused() {
     let world = World::new(5, SimConfig::default());
     let w = world.clone();
     world.run(async move {

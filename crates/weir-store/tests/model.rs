@@ -391,7 +391,7 @@ fn a_write_is_known_again_where_repair_has_rebuilt_it() {
 }
 
 #[test]
-fn mirrors_take_numbers_in_order_and_those_given_again_in_any() {
+fn mirrors_take_numbers_in_order_and_repeated_ones_in_any() {
     with_store(|_, _, store| {
         let mirror = |seq: u64, data: &[u8]| {
             let write = OverlayWrite {

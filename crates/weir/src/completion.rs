@@ -85,7 +85,7 @@ fn with_names(root: Command, typed: &[String]) -> Command {
             None => arg,
             Some(kind) => {
                 let typed = typed.to_vec();
-                arg.add(ArgValueCompleter::new(move |current: &OsStr| offer(kind, &typed, current)))
+                arg.add(ArgValueCompleter::new(move |current: &OsStr| candidates(kind, &typed, current)))
             }
         });
         names.iter().fold(command, |command, name| {
@@ -96,7 +96,7 @@ fn with_names(root: Command, typed: &[String]) -> Command {
     walk(root, &[], typed)
 }
 
-fn offer(kind: Kind, typed: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
+fn candidates(kind: Kind, typed: &[String], current: &OsStr) -> Vec<CompletionCandidate> {
     let begins = current.to_string_lossy().into_owned();
     let (sender, received) = channel();
     let typed = typed.to_vec();
@@ -221,9 +221,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cluster_nothing_is_offered_and_nobody_waits() {
+    fn without_a_cluster_completion_is_empty_and_fast() {
         let nowhere = tempfile::tempdir().unwrap();
         let typed = ["--dir", nowhere.path().to_str().unwrap()].map(String::from);
-        assert!(offer(Kind::Volume, &typed, OsStr::new("")).is_empty());
+        assert!(candidates(Kind::Volume, &typed, OsStr::new("")).is_empty());
     }
 }

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_word_is_offered_and_a_far_one_is_not() {
+    fn the_nearest_word_is_suggested_and_a_far_one_is_not() {
         let known = ["memory_mib", "threads", "listen"];
         assert_eq!(did_you_mean("memroy_mib", known), Some("memory_mib"));
         assert_eq!(did_you_mean("thread", known), Some("threads"));

@@ -20,7 +20,7 @@ pub fn of_environment(variable: impl Fn(&str) -> Option<String>) -> Option<KeySo
     if let (Some(access_key), Some(secret_key)) = (named("AWS_ACCESS_KEY_ID"), named("AWS_SECRET_ACCESS_KEY"))
     {
         let token = named("AWS_SESSION_TOKEN");
-        return Some(KeySource::Given(Credentials { access_key, secret_key, token }));
+        return Some(KeySource::Fixed(Credentials { access_key, secret_key, token }));
     }
     if let (Some(file), Some(role)) = (named("AWS_WEB_IDENTITY_TOKEN_FILE"), named("AWS_ROLE_ARN")) {
         let region = named("AWS_REGION").or_else(|| named("AWS_DEFAULT_REGION"));
@@ -114,7 +114,7 @@ mod tests {
             |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned());
         match of_environment(value) {
             None => "none".into(),
-            Some(KeySource::Given(keys)) => format!("{keys:?} {:?}", keys.token),
+            Some(KeySource::Fixed(keys)) => format!("{keys:?} {:?}", keys.token),
             Some(KeySource::Read(read)) => format!("file: {:?}", read().map_err(|e| e.context)),
             Some(KeySource::Lent(Lender::Container { url, token })) => {
                 format!("{url} {:?}", token.map(|token| token().map_err(|e| e.context)))

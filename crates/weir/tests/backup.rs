@@ -245,9 +245,9 @@ fn a_user_gets_a_day_back_with_his_own_rights_only() {
     assert!(refused("hers/letter", &["--at", &tuesday]).contains(&monday));
     done("hers/letter", &["--at", &monday]);
     assert_eq!(fs::read(top.join("hers/letter")).unwrap(), b"dear");
-    let beside = top.join("hers/thesis.monday");
-    done("hers/thesis", &["--at", &monday, "--to", beside.to_str().unwrap()]);
-    assert_eq!(fs::read(&beside).unwrap(), b"monday");
+    let copy = top.join("hers/thesis.monday");
+    done("hers/thesis", &["--at", &monday, "--to", copy.to_str().unwrap()]);
+    assert_eq!(fs::read(&copy).unwrap(), b"monday");
     // What is newer is kept beside it.
     let said = done("hers/thesis", &["--at", &tuesday]);
     assert_eq!(fs::read(top.join("hers/thesis")).unwrap(), b"tuesday");

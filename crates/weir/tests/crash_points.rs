@@ -317,8 +317,8 @@ fn die_and_recover(
         wait_until(&what, PATIENCE, || died(cluster) || workers.iter().any(|w| w.is_finished()));
         // Fewer may be too many while others are still behind from the death of all. Then all who write give
         // up.
-        let gave_up = || too_many && workers.iter().all(|w| w.is_finished());
-        wait_until(&what, PATIENCE, || died(cluster) || (dead(cluster) > 0 && gave_up()));
+        let have_stopped = || too_many && workers.iter().all(|w| w.is_finished());
+        wait_until(&what, PATIENCE, || died(cluster) || (dead(cluster) > 0 && have_stopped()));
         if matches!(victims, Victims::Mount) {
             // Who works there has to see it: between the dead mount and its successor there is a plain, empty
             // directory.

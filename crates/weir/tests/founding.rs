@@ -206,7 +206,7 @@ fn an_older_copy_of_the_coordinators_directory_is_refused() {
 }
 
 #[test]
-fn a_namespace_given_up_by_name_is_founded_anew_and_empty() {
+fn an_abandoned_namespace_is_founded_again_and_empty() {
     if !can_mount() {
         return;
     }
@@ -218,7 +218,7 @@ fn a_namespace_given_up_by_name_is_founded_anew_and_empty() {
         (cluster.dir().join("meta"), cluster.dir().join("etc/meta.toml").display().to_string());
     fs::remove_dir_all(&dir).unwrap();
     let founding = refused(&["meta", "--config", &config, "--new"]);
-    let given_up = founding.split("--instead-of ").nth(1).unwrap().trim();
+    let old_uuid = founding.split("--instead-of ").nth(1).unwrap().trim();
     let wrong = refused(&["meta", "--config", &config, "--new", "--instead-of", &"0".repeat(32)]);
     says(&wrong, &["namespace \"root\" is", "not 0000"]);
     assert!(!dir.exists(), "nothing was made");
@@ -233,7 +233,7 @@ fn a_namespace_given_up_by_name_is_founded_anew_and_empty() {
         &pid_path,
         "--new",
         "--instead-of",
-        given_up,
+        old_uuid,
     ]);
     wait_until("the new namespace is served", PATIENCE, || serves(&pid_file));
     role.end();

@@ -329,9 +329,9 @@ fn a_directory_that_changes_as_it_is_read_has_an_end() {
     let change: [fn(&Path); 3] = [
         |path| fs::rename(path, path.with_extension(format!("{}x", extension(path)))).unwrap(),
         |path| {
-            let beside = path.with_file_name("beside");
-            fs::rename(path, &beside).unwrap();
-            fs::rename(&beside, path).unwrap();
+            let moved = path.with_file_name("beside");
+            fs::rename(path, &moved).unwrap();
+            fs::rename(&moved, path).unwrap();
         },
         |path| drop(fs::File::create(path.with_extension(format!("{}x", extension(path)))).unwrap()),
     ];

@@ -222,7 +222,7 @@ fn a_restore_that_is_killed_loses_nothing() {
 }
 
 #[test]
-fn a_snapshot_that_is_removed_gives_its_space_back() {
+fn the_space_of_a_removed_snapshot_is_freed() {
     if !can_mount() {
         return;
     }

@@ -126,7 +126,7 @@ fn the_trash_is_never_in_the_way() {
 }
 
 #[test]
-fn what_is_over_goes_and_gives_its_space_back() {
+fn expired_trash_is_purged_and_its_space_is_freed() {
     if !can_mount() {
         return;
     }

@@ -120,14 +120,14 @@ impl State {
         };
         let (is_root, is_owner) = (cred.uid == 0, cred.uid == attr.uid);
         let mode = set.mode.map_or(attr.mode, |mode| mode & MODE_BITS);
-        let may_give = set.uid.is_none_or(|uid| is_root || uid == attr.uid)
+        let may_change_owner = set.uid.is_none_or(|uid| is_root || uid == attr.uid)
             && set.gid.is_none_or(|gid| is_root || gid == attr.gid || cred.is_member(gid));
         let owner = (set.uid.unwrap_or(attr.uid), set.gid.unwrap_or(attr.gid));
         let asks = self.quota.is_owner_fixed() && owner != (attr.uid, attr.gid);
         let is_plain = (attr.mode | mode) & (SET_UID | SET_GID) == 0;
         let reads_first = set.atime.is_some() && self.accessed.is_some();
         let stores_first = set.mtime.is_some() && may_be_mapped;
-        if !(is_root || is_owner) || !may_give || asks || !is_plain || reads_first || stores_first {
+        if !(is_root || is_owner) || !may_change_owner || asks || !is_plain || reads_first || stores_first {
             return false;
         }
         let time = |set: Option<SetTime>, old: Time| match set {

@@ -72,7 +72,7 @@ pub struct Log {
 
 /// Numbers for new files of a directory.
 #[derive(Clone, Copy, Debug)]
-pub struct Given {
+pub struct Granted {
     pub first: InodeId,
     pub numbers: u32,
     pub layout: Layout,
@@ -136,11 +136,11 @@ impl Log {
         Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
     }
     /// The answer; `None`: refused.
-    pub fn asked(&mut self, dir: InodeId, given: Option<Given>, now: Instant) {
+    pub fn asked(&mut self, dir: InodeId, granted: Option<Granted>, now: Instant) {
         let d = self.dirs.entry(dir).or_default();
         d.asking = false;
-        match given {
-            Some(Given { first, numbers, layout, limits }) => {
+        match granted {
+            Some(Granted { first, numbers, layout, limits }) => {
                 (d.next, d.end, d.layout) = (first.0, first.0 + u64::from(numbers), Some(layout));
                 (d.numbers, d.limits, d.is_open) = (numbers, limits, true);
             }
@@ -278,15 +278,15 @@ mod tests {
         let scheme = Scheme { data: 4, parity: 2 };
         Layout { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 3, seed: 0 }
     }
-    fn given(first: u64, numbers: u32) -> Given {
-        Given { first: InodeId(first), numbers, layout: layout(), limits: Limits::default() }
+    fn granted(first: u64, numbers: u32) -> Granted {
+        Granted { first: InodeId(first), numbers, layout: layout(), limits: Limits::default() }
     }
     /// With the names of both directories, and this count of numbers in each.
     fn with_names(numbers: u32) -> Log {
         let mut log = Log::default();
         for (n, dir) in [DIR, OTHER].into_iter().enumerate() {
             assert!(log.note_create(dir, 1, at(0)).is_some());
-            log.asked(dir, Some(given(1000 * (n as u64 + 1), numbers)), at(0));
+            log.asked(dir, Some(granted(1000 * (n as u64 + 1), numbers)), at(0));
         }
         log
     }
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(asks(&mut log, 2005), None, "it was refused just now");
         (3000..3003).for_each(|ms| assert_eq!(asks(&mut log, ms), None));
         assert_eq!(asks(&mut log, 3010), Some(NUMBERS_MIN));
-        log.asked(DIR, Some(given(7, 256)), at(3011));
+        log.asked(DIR, Some(granted(7, 256)), at(3011));
         assert_eq!(asks(&mut log, 3012), None, "numbers are left");
         (0..256).for_each(|_| assert!(log.take_number(DIR, (1, 1)).is_some()));
         assert_eq!(log.take_number(DIR, (1, 1)), None);
@@ -326,7 +326,7 @@ mod tests {
         assert!(log.note_create(DIR, 1, at(0)).is_some());
         let account = Account { volume: VolumeId(3), uid: 7, gid: 9 };
         let limits = Limits { account, of_bytes: true };
-        log.asked(DIR, Some(Given { limits, ..given(50, 4) }), at(0));
+        log.asked(DIR, Some(Granted { limits, ..granted(50, 4) }), at(0));
         let mut taken = |owner| log.take_number(DIR, owner).map(|(ino, _, limits)| (ino.0, limits));
         assert_eq!([taken((7, 8)), taken((8, 9)), taken((0, 0))], [None; 3]);
         assert_eq!([taken((7, 9)), taken((7, 9))], [Some((50, limits)), Some((51, limits))]);

@@ -232,7 +232,7 @@ async fn seen_by(reader: &Client, d: InodeId, name: &str) -> Attr {
 
 /// Before the report and after it, a user may give a file only to a group of which it is a member.
 #[test]
-fn a_file_is_not_given_away_before_its_report() {
+fn a_file_keeps_its_owner_before_its_report() {
     Lab::new(8).run(6, |lab| async move {
         let c = client_after(&lab, "a", Some(1)).await;
         let user = Cred { uid: 500, gid: 50, groups: vec![60] };
@@ -240,11 +240,11 @@ fn a_file_is_not_given_away_before_its_report() {
         ready(&lab, &c, d).await;
         let opened = c.create(&user, d, b"f", 0o600, true, OpenMode::WRITE).await.unwrap();
         let ino = opened.stat.attr.ino;
-        let give = |uid, gid| SetAttrs { uid, gid, ..SetAttrs::default() };
+        let owned_by = |uid, gid| SetAttrs { uid, gid, ..SetAttrs::default() };
         let before = c.status().asked;
-        let attr = c.setattr(&user, ino, None, give(Some(500), Some(60))).await.unwrap().attr;
+        let attr = c.setattr(&user, ino, None, owned_by(Some(500), Some(60))).await.unwrap().attr;
         assert_eq!((attr.uid, attr.gid, c.status().asked), (500, 60, before));
-        for refused in [give(Some(501), None), give(None, Some(70))] {
+        for refused in [owned_by(Some(501), None), owned_by(None, Some(70))] {
             let e = c.setattr(&user, ino, None, refused).await.unwrap_err();
             assert_eq!(e.kind, ErrorKind::Name(NameRule::NotOwner), "{e}");
         }

@@ -241,7 +241,7 @@ fn a_file_without_a_name_is_linked_or_gone() {
 
 /// The leader hears of the time of such writes a moment later, at the latest with the close.
 #[test]
-fn a_time_that_is_set_after_a_write_beside_others_stays() {
+fn a_time_that_is_set_after_a_write_of_a_shared_file_stays() {
     Lab::new(9).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let ha = create(&a, "f").await;

@@ -134,7 +134,7 @@ fn an_append_whose_answer_is_lost_is_not_done_twice() {
 }
 
 #[test]
-fn a_set_size_holds_beside_a_write_of_the_same_client() {
+fn a_set_size_holds_during_a_write_of_the_same_client() {
     for seed in 60..72 {
         Lab::new(seed).run(6, |lab| async move {
             let a = lab.client("a").await;

@@ -178,7 +178,7 @@ fn a_client_that_reaches_no_target_takes_nobodys_redundancy() {
 
 /// It keeps its session alive, but can save nothing: it is waited for once, however many files it holds.
 #[test]
-fn a_client_that_gives_nothing_back_is_waited_for_once() {
+fn a_client_that_returns_no_lease_is_waited_for_once() {
     const FILES: u64 = 8;
     Lab::with(122, "ec:4+2", 10_000).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -731,7 +731,7 @@ fn a_dead_writers_bytes_read_the_same_from_any_targets() {
 /// It was prepared at one target that went away, so it was dropped; others have written since, one of whom
 /// dies.
 #[test]
-fn what_was_given_up_does_not_come_back_with_who_was_away() {
+fn an_aborted_write_stays_void_when_a_member_returns() {
     const FILES: usize = 8;
     for away in 0..2 {
         Lab::with(850, "replica:2", 2000).run(2, |lab| async move {
@@ -800,7 +800,7 @@ fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
 
 /// The same of a part of a stripe, which its writer has written once more since.
 #[test]
-fn what_hung_in_a_disk_until_it_was_given_up_is_not_logged() {
+fn a_write_that_hung_until_its_abort_is_not_logged() {
     Lab::with(861, "replica:2", 2000).run(2, |lab| async move {
         let a = impatient_client(&lab, "a").await;
         let mut expected = pattern(1, 0, CELL);

@@ -9,7 +9,7 @@ use weir_proto::{InodeId, VolumeId};
 
 const V: VolumeId = VolumeId::ROOT;
 /// Files that a client has open beside the one that is looked at.
-const OPEN_BESIDE: usize = 20;
+const OTHER_OPEN_FILES: usize = 20;
 
 async fn open(c: &Client, ino: InodeId) -> Handle {
     c.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle
@@ -578,7 +578,7 @@ fn writes_under_a_new_session_are_in_the_next_snapshot() {
     for far in [false, true] {
         Lab::new(163).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
-            for n in 0..OPEN_BESIDE {
+            for n in 0..OTHER_OPEN_FILES {
                 create(&a, &format!("beside{n}")).await;
             }
             let (ino, h) = create(&a, "f").await;

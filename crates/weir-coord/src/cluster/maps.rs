@@ -14,8 +14,8 @@ use weir_rpc::Channel;
 
 impl Shared {
     /// Applies a map if it is newer. False: it is not.
-    pub fn offer(&self, map: Arc<ClusterMap>) -> bool {
-        let offered = map.clone();
+    pub fn take_if_newer(&self, map: Arc<ClusterMap>) -> bool {
+        let new_map = map.clone();
         let is_new = self.map.send_if_modified(|known| {
             let newer = map.cluster == known.cluster && map.version > known.version;
             if newer {
@@ -24,7 +24,7 @@ impl Shared {
             newer
         });
         if let (true, Some(trust)) = (is_new, &self.who.trust) {
-            trust.follow(&offered.removed, &offered.authorities);
+            trust.follow(&new_map.removed, &new_map.authorities);
         }
         is_new
     }
@@ -42,7 +42,7 @@ impl Shared {
                     Some(first_map(&self.env, &self.coordinator, CHANGE_PATIENCE).await?)
                 }
             };
-            version = map.map(|map| (map.version, self.offer(map)).0);
+            version = map.map(|map| (map.version, self.take_if_newer(map)).0);
         }
         reply.put_map(self.map.borrow().clone());
         Ok(version)
@@ -115,7 +115,7 @@ pub(super) async fn follow_map(shared: Arc<Shared>) {
             Ok(Ok(Some(map))) => {
                 reported = false;
                 let (cluster, version) = (map.cluster, map.version);
-                let old = !shared.offer(map) && version <= shared.map.borrow().version;
+                let old = !shared.take_if_newer(map) && version <= shared.map.borrow().version;
                 if old && version < known.version {
                     tracing::error!(
                         "the coordinator's map of cluster {cluster} has version {version}, {} is known here: its \

@@ -417,7 +417,7 @@ fn a_slow_target_is_demoted_only_where_all_others_are_current() {
 /// Found by the simulator: a target that forwarded calls died, so another one seemed slow and was demoted.
 /// One more died. The two returned empty, and the slow one could not prove that it had missed nothing.
 #[test]
-fn a_slow_target_is_not_demoted_beside_one_that_does_not_answer() {
+fn a_slow_target_is_not_demoted_while_another_is_unreachable() {
     let mut map = with_groups(6, "ec:4+2");
     let alive = [2, 3, 5, 6].map(t).into();
     demote_slow(&mut map, t(1), &alive);

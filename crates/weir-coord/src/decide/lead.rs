@@ -61,9 +61,9 @@ pub fn may_found(
     match (map.namespaces.iter().find(|v| v.name == name), instead_of) {
         (None, None) => Ok(()),
         (None, Some(_)) => Err(Error::not_found(format!("there is no namespace {name:?} to be given up"))),
-        (Some(entry), Some(given_up)) if entry.uuid == given_up => not_led_by_others(map, entry, node),
-        (Some(entry), Some(given_up)) => {
-            Err(Error::denied(format!("namespace {name:?} is {}, not {given_up}", entry.uuid)))
+        (Some(entry), Some(replaced)) if entry.uuid == replaced => not_led_by_others(map, entry, node),
+        (Some(entry), Some(replaced)) => {
+            Err(Error::denied(format!("namespace {name:?} is {}, not {replaced}", entry.uuid)))
         }
         (Some(entry), None) => Err(Error::exists(format!(
             "namespace {name:?} exists already; hint: start it with its own directory, whose file system may not be \
@@ -136,8 +136,8 @@ fn found(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<usize> {
     let last = map.last_namespace.0.checked_add(1);
     map.last_namespace =
         NamespaceId(last.ok_or_else(|| Error::no_space("all numbers of namespaces are given"))?);
-    let given_up = map.namespace_named(&lead.namespace).map(|v| v.id);
-    map.copies.retain(|c| Some(c.namespace) != given_up);
+    let replaced = map.namespace_named(&lead.namespace).map(|v| v.id);
+    map.copies.retain(|c| Some(c.namespace) != replaced);
     map.namespaces.retain(|v| v.name != lead.namespace);
     map.namespaces.push(NamespaceEntry {
         id: map.last_namespace,

@@ -55,7 +55,7 @@ type Expected = std::result::Result<bool, (ErrorKind, &'static str)>;
 
 #[test]
 fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
-    let give_up =
+    let replace =
         |n: u8, instead_of: u8| LeadNamespace { instead_of: Some(uuid(instead_of)), ..asks(OTHER, n, 0) };
     let named = |name: &str| LeadNamespace { namespace: name.into(), ..asks(OTHER, 1, 0) };
     // The request, whether the previous leader is up, and the error, or whether the namespace gets a new
@@ -73,11 +73,11 @@ fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
         (asks(OTHER, 2, 9), false, Err((ErrorKind::Denied, "may be swapped"))),
         (asks(OTHER, 2, 0), false, Err((ErrorKind::Exists, "--instead-of 01010101"))),
         // Given up: only the named one, and only while it has no leader.
-        (give_up(2, 1), false, Ok(true)),
-        (give_up(2, 3), false, Err((ErrorKind::Denied, "not 03030303"))),
-        (give_up(2, 1), true, Err((ErrorKind::Exists, "which is up"))),
-        (LeadNamespace { node: META, ..give_up(2, 1) }, true, Ok(true)),
-        (LeadNamespace { changes: 5, ..give_up(2, 1) }, false, Err((ErrorKind::Denied, "may be swapped"))),
+        (replace(2, 1), false, Ok(true)),
+        (replace(2, 3), false, Err((ErrorKind::Denied, "not 03030303"))),
+        (replace(2, 1), true, Err((ErrorKind::Exists, "which is up"))),
+        (LeadNamespace { node: META, ..replace(2, 1) }, true, Ok(true)),
+        (LeadNamespace { changes: 5, ..replace(2, 1) }, false, Err((ErrorKind::Denied, "may be swapped"))),
         // An unknown name: founded, but not from a directory with contents.
         (named("second"), true, Ok(true)),
         (LeadNamespace { changes: 1, ..named("second") }, true, Err((ErrorKind::Denied, "does not know"))),
@@ -107,7 +107,7 @@ fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
 }
 
 #[test]
-fn a_number_is_never_given_again() {
+fn a_number_is_never_assigned_again() {
     let (mut map, mut progress) = led(false);
     for n in 2..6 {
         let lead = LeadNamespace { instead_of: Some(uuid(n - 1)), ..asks(META, n, 0) };

@@ -30,7 +30,7 @@ fn led() -> (ClusterMap, Progress) {
 fn asks(copies: u8, without: Option<u32>) -> SetCopies {
     SetCopies { namespace: "root".into(), copies, without: without.map(NodeId) }
 }
-fn offers(node: u32, changes: u64) -> KeepCopy {
+fn announces(node: u32, changes: u64) -> KeepCopy {
     KeepCopy { node: NodeId(node), namespace: ROOT, uuid: UUID, changes }
 }
 /// The leader, and each member's state as a letter.
@@ -59,7 +59,7 @@ fn three() -> (ClusterMap, Progress) {
     let (mut map, progress) = led();
     set_copies(&mut map, &asks(3, None)).unwrap();
     for node in [2, 3] {
-        keep_copy(&mut map, &progress, &offers(node, 0)).unwrap();
+        keep_copy(&mut map, &progress, &announces(node, 0)).unwrap();
         assert_eq!(says_caught_up(&mut map, node), Ok(true));
     }
     assert_eq!(seen(&map), "1: 1c 2c 3c");
@@ -69,17 +69,17 @@ fn three() -> (ClusterMap, Progress) {
 #[test]
 fn nodes_take_the_places_that_are_asked_for() {
     let (mut map, progress) = led();
-    let e = keep_copy(&mut map, &progress, &offers(2, 0)).unwrap_err();
+    let e = keep_copy(&mut map, &progress, &announces(2, 0)).unwrap_err();
     assert!(e.kind == ErrorKind::Unavailable && e.context.contains("weir namespace copies root 2"), "{e}");
     assert_eq!(set_copies(&mut map, &asks(1, None)).unwrap_err().kind, ErrorKind::Exists);
     assert_eq!(set_copies(&mut map, &asks(9, None)).unwrap_err().kind, ErrorKind::Invalid);
     assert!(set_copies(&mut map, &asks(2, None)).is_ok());
     assert_eq!(seen(&map), "1: 1c");
-    let foreign = KeepCopy { uuid: NamespaceUuid([8; 16]), ..offers(2, 0) };
+    let foreign = KeepCopy { uuid: NamespaceUuid([8; 16]), ..announces(2, 0) };
     assert_eq!(keep_copy(&mut map, &progress, &foreign).unwrap_err().kind, ErrorKind::Denied);
-    assert_eq!(keep_copy(&mut map, &progress, &offers(2, 0)), Ok(()));
+    assert_eq!(keep_copy(&mut map, &progress, &announces(2, 0)), Ok(()));
     assert_eq!(seen(&map), "1: 1c 2b");
-    assert_eq!(keep_copy(&mut map, &progress, &offers(3, 0)).unwrap_err().kind, ErrorKind::Unavailable);
+    assert_eq!(keep_copy(&mut map, &progress, &announces(3, 0)).unwrap_err().kind, ErrorKind::Unavailable);
     map.level = LEVEL_OF_COPIES - 1;
     assert_eq!(set_copies(&mut map, &asks(3, None)).unwrap_err().kind, ErrorKind::Unsupported);
 }
@@ -95,11 +95,11 @@ fn the_lead_goes_to_a_current_copy_on_another_host() {
     assert_eq!(seen(&map), "0: 1d 2d 3d");
     for node in [1, 3] {
         up(&mut map, node, true);
-        keep_copy(&mut map, &progress, &offers(node, 60)).unwrap();
+        keep_copy(&mut map, &progress, &announces(node, 60)).unwrap();
     }
     assert_eq!(seen(&map), "0: 1b 2d 3b", "2 went on alone");
     up(&mut map, 2, true);
-    keep_copy(&mut map, &progress, &offers(2, 60)).unwrap();
+    keep_copy(&mut map, &progress, &announces(2, 60)).unwrap();
     assert_eq!(seen(&map), "2: 1b 2c 3b");
 }
 
@@ -107,13 +107,13 @@ fn the_lead_goes_to_a_current_copy_on_another_host() {
 fn a_process_that_starts_again_never_goes_on_under_its_epoch() {
     let (mut map, progress) = three();
     let before = map.namespace(ROOT).unwrap().leader_epoch;
-    keep_copy(&mut map, &progress, &offers(1, 60)).unwrap();
+    keep_copy(&mut map, &progress, &announces(1, 60)).unwrap();
     assert_eq!(seen(&map), "3: 1b 2c 3c");
     assert!(map.namespace(ROOT).unwrap().leader_epoch > before);
     up(&mut map, 1, false);
     up(&mut map, 2, false);
     let before = map.namespace(ROOT).unwrap().leader_epoch;
-    keep_copy(&mut map, &progress, &offers(3, 60)).unwrap();
+    keep_copy(&mut map, &progress, &announces(3, 60)).unwrap();
     assert_eq!(seen(&map), "3: 1d 2d 3c", "nobody else can");
     assert!(map.namespace(ROOT).unwrap().leader_epoch > before);
 }
@@ -123,7 +123,7 @@ fn a_directory_that_lost_changes_is_filled_anew_or_refused() {
     let (mut map, progress) = three();
     up(&mut map, 3, false);
     up(&mut map, 3, true);
-    keep_copy(&mut map, &progress, &offers(3, 0)).unwrap();
+    keep_copy(&mut map, &progress, &announces(3, 0)).unwrap();
     assert_eq!(seen(&map), "1: 1c 2c 3b");
     says_caught_up(&mut map, 3).unwrap();
     let published = map.clone();
@@ -133,14 +133,14 @@ fn a_directory_that_lost_changes_is_filled_anew_or_refused() {
     // They went down one after the other, so the last one may have written alone.
     let mut one_by_one = map.clone();
     up(&mut one_by_one, last, true);
-    let e = keep_copy(&mut one_by_one, &progress, &offers(last, 49)).unwrap_err();
+    let e = keep_copy(&mut one_by_one, &progress, &announces(last, 49)).unwrap_err();
     assert!(e.kind == ErrorKind::Denied && e.context.contains("holds 49 changes, and at least 50"), "{e}");
-    keep_copy(&mut one_by_one, &progress, &offers(last, 50)).unwrap();
+    keep_copy(&mut one_by_one, &progress, &announces(last, 50)).unwrap();
     assert_eq!(one_by_one.namespace(ROOT).unwrap().leader, Some(NodeId(last)));
     // All at once: the others hold everything, too.
     forget_unpublished_copies(&published, &mut map);
     up(&mut map, last, true);
-    keep_copy(&mut map, &progress, &offers(last, 49)).unwrap();
+    keep_copy(&mut map, &progress, &announces(last, 49)).unwrap();
     assert_eq!(map.namespace(ROOT).unwrap().leader, None);
 }
 
@@ -161,7 +161,7 @@ fn a_silent_copy_is_left_out_and_a_cut_off_leader_replaced() {
     let long = lost(&map, 3, LEADER_IS_CUT_MS);
     assert_eq!(copy_lost(&mut map, &long), Ok(true));
     assert_eq!(seen(&map), "3: 1c 2d 3c");
-    keep_copy(&mut map, &progress, &offers(2, 50)).unwrap();
+    keep_copy(&mut map, &progress, &announces(2, 50)).unwrap();
     assert_eq!(seen(&map), "3: 1c 2b 3c");
     // The coordinator finds it down: 1 leads again, and holds everything.
     up(&mut map, 3, false);

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_targets_give_no_group() {
+    fn too_few_targets_make_no_group() {
         assert!(place(scheme("ec:4+2"), &candidates(1, 1, 5), 24).is_empty());
         assert!(place(scheme("single"), &[], 1).is_empty());
     }

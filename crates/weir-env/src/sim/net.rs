@@ -41,7 +41,7 @@ pub(super) struct NetState {
     /// (from, to) pairs of nodes between which nothing arrives.
     blocked: BTreeSet<(usize, usize)>,
     slow: BTreeMap<(usize, usize), Duration>,
-    ports_given: u16,
+    ports_assigned: u16,
 }
 
 /// One direction of a stream.
@@ -110,8 +110,8 @@ impl NetState {
     fn with_port(&mut self, addr: Addr) -> Addr {
         match addr {
             Addr::Tcp(at) if at.port() == 0 => {
-                self.ports_given += 1;
-                Addr::Tcp(SocketAddr::new(at.ip(), FIRST_FREE_PORT + self.ports_given))
+                self.ports_assigned += 1;
+                Addr::Tcp(SocketAddr::new(at.ip(), FIRST_FREE_PORT + self.ports_assigned))
             }
             addr => addr,
         }

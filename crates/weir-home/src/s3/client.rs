@@ -593,7 +593,7 @@ mod tests {
             endpoint,
             region: "r".into(),
             path_style: true,
-            keys: KeySource::Given(keys),
+            keys: KeySource::Fixed(keys),
             relation: "r".into(),
             is_new: false,
             only_reads: false,

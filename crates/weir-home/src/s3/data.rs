@@ -209,16 +209,16 @@ impl Open {
     fn send_pending(&self, state: &mut State) -> Outcome<()> {
         let Some(pending) = &state.pending else { return Ok(()) };
         let (number, part) = self.part(pending.range.start)?;
-        let given = pending.range.clone();
+        let range = pending.range.clone();
         let sent = state.parts.get(&number).map_or(0, |(_, size)| *size);
-        if sent > 0 && (given.start > part.start || given.end < part.start + sent) {
+        if sent > 0 && (range.start > part.start || range.end < part.start + sent) {
             // A part that was sent cannot be read back before the upload completes.
             let pending = state.pending.take();
             let end = parts_end(state).max(state.base.size);
             self.end(state, end)?;
             state.pending = pending;
         }
-        let body = self.bytes(state, part.start..part.end.min(given.end.max(state.base.size)))?;
+        let body = self.bytes(state, part.start..part.end.min(range.end.max(state.base.size)))?;
         self.begin(state)?;
         self.put_part(state, number, &body)?;
         state.pending = None;
@@ -244,8 +244,8 @@ impl Open {
     /// The bytes of a range within one part: pending data, around it the object's bytes, and zeros beyond its
     /// end.
     fn bytes(&self, state: &State, range: Range<u64>) -> Outcome<Vec<Bytes>> {
-        let given = state.pending.as_ref().filter(|p| p.range.start < range.end && range.start < p.range.end);
-        let Some(pending) = given else { return self.base_bytes(state, range) };
+        let overlapping = state.pending.as_ref().filter(|p| p.range.start < range.end && range.start < p.range.end);
+        let Some(pending) = overlapping else { return self.base_bytes(state, range) };
         let mut bytes = self.base_bytes(state, range.start..pending.range.start.max(range.start))?;
         let mut at = pending.range.start;
         for part in &pending.bytes {

@@ -20,7 +20,7 @@ pub type Token = Arc<dyn Fn() -> Result<String> + Send + Sync>;
 /// Where keys come from.
 #[derive(Clone)]
 pub enum KeySource {
-    Given(Credentials),
+    Fixed(Credentials),
     /// Reads a file, with the checks of its owner and mode.
     Read(Arc<dyn Fn() -> Result<Credentials> + Send + Sync>),
     Lent(Lender),
@@ -41,7 +41,7 @@ pub enum Lender {
 impl fmt::Debug for KeySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            KeySource::Given(_) => "given keys",
+            KeySource::Fixed(_) => "given keys",
             KeySource::Read(_) => "keys of a file",
             KeySource::Lent(Lender::Container { .. }) => "keys of the container",
             KeySource::Lent(Lender::Instance { .. }) => "keys of the virtual machine",
@@ -115,7 +115,7 @@ impl Keys {
 
     fn ask(&self, now: Instant, now_s: i64) -> Result<Kept> {
         let (keys, until_s) = match &self.source {
-            KeySource::Given(keys) => {
+            KeySource::Fixed(keys) => {
                 return Ok(Kept { keys: keys.clone(), until_s: None, renew_at: None });
             }
             KeySource::Read(read) => {
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_again_and_given_keys_stay() {
+    fn a_file_is_read_again_and_fixed_keys_stay() {
         let count = Arc::new(AtomicU64::new(0));
         let counted = count.clone();
         let read = move || match counted.fetch_add(1, Ordering::Relaxed) {
@@ -451,7 +451,7 @@ mod tests {
             .to_vec();
         assert_eq!(seen, ["k0", "k0", "k0", "k0", "k2", "k2", "k3"]);
         let given = Credentials { access_key: "given".into(), secret_key: "s".into(), token: None };
-        let (keys, hand) = keys_of(KeySource::Given(given));
+        let (keys, hand) = keys_of(KeySource::Fixed(given));
         keys.current().unwrap();
         hand.0.store(1 << 30, Ordering::Relaxed);
         assert_eq!(keys.current().unwrap().access_key, "given");

@@ -158,7 +158,7 @@ impl Inner {
     }
 
     pub(super) fn remove(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
-        self.give_up_uploads(path, expect)?;
+        self.abort_uploads(path, expect)?;
         let expect = plain(expect);
         let found = self.stat_entry(path)?;
         match decide::remove(found.as_ref().map(Object::fingerprint).as_ref(), &expect) {
@@ -176,7 +176,7 @@ impl Inner {
 
     /// Aborts uploads of a file that is removed, also those of a mover that died before its report: they
     /// would stay forever.
-    fn give_up_uploads(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
+    fn abort_uploads(&self, path: &HomePath, expect: &Expect) -> Outcome<()> {
         let failed = |failure: Failure| failure.fault("end the upload of", path);
         let (fingerprint, named) = split_upload(expect.fingerprint());
         let key = self.key(path, fingerprint.kind)?;

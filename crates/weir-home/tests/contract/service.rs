@@ -81,7 +81,7 @@ impl Service {
             endpoint: format!("http://127.0.0.1:{}", self.port),
             region: "us-east-1".into(),
             path_style: true,
-            keys: KeySource::Given(keys),
+            keys: KeySource::Fixed(keys),
             relation: "test".into(),
             is_new,
             only_reads: false,
@@ -130,7 +130,7 @@ async fn another_relations_bucket_and_wrong_keys_are_refused() {
     assert!(matches!(refused(other).await, Fault::Diverged(_)));
     assert!(matches!(refused(service.config("elsewhere", false)).await, Fault::Unreachable(_)));
     let keys = Credentials { access_key: "tester".into(), secret_key: "wrong-secret".into(), token: None };
-    let wrong = S3HomeConfig { keys: KeySource::Given(keys), ..service.config("", false) };
+    let wrong = S3HomeConfig { keys: KeySource::Fixed(keys), ..service.config("", false) };
     let fault = refused(wrong.clone()).await;
     assert!(matches!(fault, Fault::Denied(_)), "{fault}");
     let gone = S3HomeConfig { bucket: "no-such".into(), ..service.config("", false) };

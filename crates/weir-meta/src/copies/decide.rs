@@ -72,7 +72,7 @@ impl Promise {
     pub fn at_start(now: Instant) -> Promise {
         Promise { until: now + PROMISE }
     }
-    pub fn give(&mut self, now: Instant) {
+    pub fn renew(&mut self, now: Instant) {
         self.until = self.until.max(now + PROMISE);
     }
     pub fn binds(&self, now: Instant) -> bool {

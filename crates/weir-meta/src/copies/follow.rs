@@ -234,7 +234,7 @@ impl Inner {
         if known != epoch {
             return Err(Error::stale(format!("the leader of {epoch} asks, and {known} is known")));
         }
-        copy.promise.give(self.env.clock.now());
+        copy.promise.renew(self.env.clock.now());
         Ok(Reply::new(&JournalKept { kept: kept.0 }))
     }
 }

@@ -71,7 +71,7 @@ struct Inner {
     engine: Arc<Engine>,
     namespace: NamespaceId,
     epoch: Epoch,
-    offers: Arc<Offers>,
+    stream: Arc<CopyStream>,
     promise: Promise,
     exports: Mutex<Exports>,
     report: Reporter,
@@ -85,7 +85,7 @@ struct Exports {
 }
 
 /// The store's knowledge of its copies.
-struct Offers {
+struct CopyStream {
     epoch: Epoch,
     lead: Mutex<Lead<NodeId>>,
     recent: Mutex<Recent>,
@@ -103,8 +103,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Copies for Offers {
-    fn offer(&self, seq: CommitSeq, body: &[u8]) {
+impl Copies for CopyStream {
+    fn append(&self, seq: CommitSeq, body: &[u8]) {
         {
             let mut recent = locked(&self.recent);
             recent.bytes += body.len();
@@ -123,7 +123,7 @@ impl Copies for Offers {
     }
 }
 
-impl Offers {
+impl CopyStream {
     /// New records after `after`; none: they are not in memory.
     fn recent(&self, after: CommitSeq) -> Option<Vec<Entry>> {
         let recent = locked(&self.recent);
@@ -159,20 +159,20 @@ impl Leader {
         let lead = Lead::new(&members, me);
         let others: Vec<NodeId> = lead.others().collect();
         let news = watch::Sender::new(engine.epochs().last());
-        let offers = Offers { epoch, lead: Mutex::new(lead), recent: Mutex::default(), news };
-        let offers = Arc::new(offers);
-        engine.lead(epoch, offers.clone()).await?;
+        let stream = CopyStream { epoch, lead: Mutex::new(lead), recent: Mutex::default(), news };
+        let stream = Arc::new(stream);
+        engine.lead(epoch, stream.clone()).await?;
         let promise = promised();
         // The former leader may have sent more until just now.
         let last = engine.epochs().last();
-        offers.news.send_modify(|newest| *newest = last.max(*newest));
+        stream.news.send_modify(|newest| *newest = last.max(*newest));
         let exports = Mutex::default();
         let inner = Inner {
             env: env.clone(),
             engine,
             namespace,
             epoch,
-            offers,
+            stream,
             promise,
             exports,
             report,
@@ -191,14 +191,14 @@ impl Leader {
 
     /// Whether it may answer from its state: no other leader can have acknowledged anything since.
     pub fn may_answer(&self) -> bool {
-        locked(&self.inner.offers.lead).may_answer(self.inner.env.clock.now())
+        locked(&self.inner.stream.lead).may_answer(self.inner.env.clock.now())
     }
 
     /// Whether durable records may be acknowledged: enough copies count, and no promise to another leader
     /// binds this node.
     pub fn may_acknowledge(&self) -> bool {
         let now = self.inner.env.clock.now();
-        locked(&self.inner.offers.lead).may_acknowledge(&self.inner.promise, now)
+        locked(&self.inner.stream.lead).may_acknowledge(&self.inner.promise, now)
     }
 
     /// The time until which the former leader may have answered.
@@ -229,7 +229,7 @@ async fn watch_always(inner: Arc<Inner>) {
         inner.env.clock.sleep(IDLE / 2).await;
         let now = inner.env.clock.now();
         let silent: Vec<(NodeId, Duration)> = {
-            let lead = locked(&inner.offers.lead);
+            let lead = locked(&inner.stream.lead);
             let heard =
                 |id| lead.right_of(id).map_or(0, |until| until.0.saturating_sub(RIGHT.as_nanos() as u64));
             lead.must_keep().map(|id| (id, now.since(inner.begun.max(Instant(heard(id)))))).collect()
@@ -248,7 +248,7 @@ async fn feed_always(inner: Arc<Inner>, id: NodeId, link: Channel) {
         let Err(error) = inner.feed(id, &link).await;
         if error.kind == ErrorKind::Stale {
             // The copy may know a newer epoch: its promise counts no more.
-            locked(&inner.offers.lead).forget_answer(id);
+            locked(&inner.stream.lead).forget_answer(id);
         }
         tracing::debug!(%error, %id, "a copy of the journal takes no records now");
         inner.env.clock.sleep(RETRY).await;
@@ -263,7 +263,7 @@ impl Inner {
         let connection = link.connection(PATIENCE).await?;
         let mut after = self.join(&connection).await?;
         let mut reader = None;
-        let mut news = self.offers.news.subscribe();
+        let mut news = self.stream.news.subscribe();
         let mut said = None;
         loop {
             let Some(entries) = self.records(after, &mut reader).await? else {
@@ -312,10 +312,10 @@ impl Inner {
 
     /// The next records. None: the journal does not keep them any more.
     async fn records(&self, after: CommitSeq, reader: &mut Option<Reader>) -> Result<Option<Vec<Entry>>> {
-        if *self.offers.news.borrow() <= after {
+        if *self.stream.news.borrow() <= after {
             return Ok(Some(Vec::new()));
         }
-        if let Some(entries) = self.offers.recent(after) {
+        if let Some(entries) = self.stream.recent(after) {
             *reader = None;
             return Ok(Some(entries));
         }
@@ -360,12 +360,12 @@ impl Inner {
         asked: Instant,
         said: &mut Option<Instant>,
     ) -> Result<()> {
-        let mut lead = locked(&self.offers.lead);
+        let mut lead = locked(&self.stream.lead);
         lead.kept(id, self.epoch, kept)?;
         lead.note_answer(id, self.epoch, asked)?;
         // Under the lock that `kept` takes: records that became durable without this copy are older, so it
         // has them.
-        let caught_up = lead.say_caught_up(id, *self.offers.news.borrow());
+        let caught_up = lead.say_caught_up(id, *self.stream.news.borrow());
         drop(lead);
         let now = self.env.clock.now();
         if caught_up && said.is_none_or(|at: Instant| now.since(at) >= SAY_AGAIN) {

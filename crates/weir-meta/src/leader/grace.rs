@@ -131,7 +131,7 @@ impl AbsentHoldings {
                 return Ok(true);
             }
         }
-        for ino in request.beside() {
+        for ino in request.further_inodes() {
             is_placed = true;
             if self.conflict_at(read, ino, is_change)? {
                 return Ok(true);

@@ -79,9 +79,9 @@ impl Leader {
             }
             // After an outage home gets one request.
             let items = if queue.back_off.is_some() { 1 } else { r.items as usize };
-            let offered = self.batch_of(id, queue, r, items, &mut away)?;
+            let batch = self.batch_of(id, queue, r, items, &mut away)?;
             wanted.append(&mut queue.wanted);
-            if let Some((work, seq)) = offered {
+            if let Some((work, seq)) = batch {
                 leased.relations.push(work);
                 noted = seq;
                 queues.last = id;
@@ -236,7 +236,7 @@ impl Leader {
         }
         let mut unreadable = queue.listings.done(r.session, &r.listings, now);
         if queue.denial(now).is_some() {
-            unreadable.append(&mut queue.listings.give_up());
+            unreadable.append(&mut queue.listings.abandon());
         }
         let mirrors = queue.mirrors;
         if answered {

@@ -174,7 +174,7 @@ impl Leader {
     }
 
     /// Assigns due recalls to a mover.
-    fn give_out(&self, state: &mut State, mover: SessionId, max: u32) -> Result<Vec<RecallWork>> {
+    fn assign(&self, state: &mut State, mover: SessionId, max: u32) -> Result<Vec<RecallWork>> {
         let mut work = Vec::new();
         while (work.len() as u32) < max.clamp(1, RECALLS_MAX) {
             let now = self.env.clock.now();
@@ -273,7 +273,7 @@ async fn take_recalls(leader: Arc<Leader>, r: TakeRecalls, deadline: Instant) ->
             let mut state = leader.lock();
             note_contact(&leader, &mut state, r.session)?;
             let news = state.recalls.news.clone().notified_owned();
-            let recalls = leader.give_out(&mut state, r.session, r.max)?;
+            let recalls = leader.assign(&mut state, r.session, r.max)?;
             (recalls, state.newest, news, state.recalls.next_due(leader.env.clock.now()))
         };
         if !recalls.is_empty() || leader.env.clock.now() >= until {

@@ -78,7 +78,7 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
                 }
             };
             match answer {
-                Ok(_) => return given_back(&leader, conflict),
+                Ok(_) => return note_returned(&leader, conflict),
                 Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
                 Err(e) => {
                     tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a revoke failed: {e}");
@@ -108,7 +108,7 @@ fn fence(leader: &Arc<Leader>, session: SessionId) {
     leader.report(ended);
 }
 
-fn given_back(leader: &Leader, conflict: Conflict) {
+fn note_returned(leader: &Leader, conflict: Conflict) {
     let mut state = leader.lock();
     if let Some(session) = state.sessions.get_mut(&conflict.session) {
         session.progress = leader.env.clock.now();

@@ -85,14 +85,14 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
 }
 
 #[test]
-fn a_reader_does_not_cache_beside_a_direct_writer() {
+fn a_reader_does_not_cache_while_another_writes_directly() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::None);
 }
 
 #[test]
-fn a_page_reader_is_granted_beside_idle_writers() {
+fn a_page_reader_is_granted_while_writers_are_idle() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     t.open(B, FILE, true, false);
@@ -121,7 +121,7 @@ fn a_page_reader_is_granted_beside_idle_writers() {
 }
 
 #[test]
-fn a_word_that_is_given_during_its_recall_outlasts_that() {
+fn a_lease_granted_during_its_revoke_outlasts_it() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     t.note_direct(A, FILE);

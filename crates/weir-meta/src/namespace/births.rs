@@ -225,7 +225,7 @@ impl Cx<'_> {
         if block.account != Account::NONE {
             require_account(&inode, block.account, born)?;
         }
-        give(&mut inode, cred, born)?;
+        set_owner(&mut inode, cred, born)?;
         inode.layout = Some(Layout { seed: Layout::seed_of(born.ino), ..block.layout });
         self.take_writer(born.ino, &mut inode);
         inode.writing.dirty = !born.clean;
@@ -280,10 +280,10 @@ fn require_account(inode: &Inode, account: Account, born: &births::Birth) -> Res
 }
 
 /// Sets owner and group: those that `chown` of the user may have set since the create.
-fn give(inode: &mut Inode, cred: &Cred, born: &births::Birth) -> Result<()> {
-    let may_give =
+fn set_owner(inode: &mut Inode, cred: &Cred, born: &births::Birth) -> Result<()> {
+    let may_change_owner =
         cred.uid == 0 || born.uid == cred.uid && (born.gid == inode.gid || cred.is_member(born.gid));
-    if !may_give {
+    if !may_change_owner {
         return Err(Error::name(
             NameRule::NotOwner,
             format!(

@@ -186,7 +186,7 @@ impl Cx<'_> {
     }
 
     /// Gives a new inode its number and name; everything except the inode's record.
-    fn give_birth(&mut self, birth: &mut Birth, name: &[u8], kind: FileKind) -> Result<InodeId> {
+    fn create_inode(&mut self, birth: &mut Birth, name: &[u8], kind: FileKind) -> Result<InodeId> {
         let ino = self.next_ino(&mut birth.tally)?;
         self.insert_name(birth.dir, &mut birth.tally, name, ino, kind);
         self.put_tally(birth.dir, &birth.tally);
@@ -198,7 +198,7 @@ impl Cx<'_> {
     fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Result<Made> {
         let (uid, gid) = (inode.uid, inode.gid);
         self.require_inode(Account { volume: birth.access.volume, uid, gid })?;
-        let ino = self.give_birth(&mut birth, name, inode.kind)?;
+        let ino = self.create_inode(&mut birth, name, inode.kind)?;
         inode.cookie = birth.tally.next_cookie - 1;
         self.put_inode(ino, &inode);
         self.charge(birth.dir, Charge::file(&inode))?;
@@ -216,9 +216,9 @@ impl Cx<'_> {
         let before = inode.clone();
         let recover = self.rules.must_recover(ino, inode);
         // Another session that still has it open may have writes in flight.
-        let beside = inode.writing.writer != self.rules.session
+        let concurrent_writer = inode.writing.writer != self.rules.session
             && self.rules.leases.opens_of(inode.writing.writer, ino).write > 0;
-        if beside && inode.writing.dirty && !recover {
+        if concurrent_writer && inode.writing.dirty && !recover {
             inode.writing.shared_at = inode.writing.shared_at.or(Some(self.rules.deaths));
         }
         if recover {
@@ -255,7 +255,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
     if r.open & meta_open::WRITE != 0 {
         cx.wait_for_snapshot_of(birth.access.volume)?;
     }
-    let ino = cx.give_birth(&mut birth, &r.name, FileKind::Regular)?;
+    let ino = cx.create_inode(&mut birth, &r.name, FileKind::Regular)?;
     let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
     permissions.store(cx, ino);
@@ -328,7 +328,7 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
 pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     cx.require_inode(birth.account(&r.cred))?;
-    let ino = cx.give_birth(&mut birth, &r.name, FileKind::Directory)?;
+    let ino = cx.create_inode(&mut birth, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
     let inherit = birth.access.mode & SET_GID != 0;
     let permissions = cx.permissions(&birth, r.mode, r.umask, true)?;

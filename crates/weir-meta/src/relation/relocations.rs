@@ -66,17 +66,17 @@ impl ShipQueue {
     }
 
     /// Removed files are deleted at once where parts of them are in the way.
-    pub(super) fn give_up(
+    pub(super) fn abandon(
         &mut self,
         request: &WorkRequest<'_>,
         batch: &mut Batch,
         before: &mut Before,
         planned: &mut BTreeSet<InodeId>,
     ) -> Result<()> {
-        for ino in self.given_up.clone() {
+        for ino in self.abandoned.clone() {
             let step = steps::removal(request.read, request.relation, request.record.volume, ino)?;
             let Some((step, place)) = step.filter(|_| planned.insert(ino)) else {
-                self.given_up.remove(&ino);
+                self.abandoned.remove(&ino);
                 continue;
             };
             let (number, is_full) = (RELOCATION_WORK | ino.0, batch.names.len() >= request.items);

@@ -50,7 +50,7 @@ pub struct ShipQueue {
     pub(super) cut_short: BTreeSet<InodeId>,
     /// Removed files of which home has parts that a change of names waits for: these are removed there at
     /// once.
-    pub(super) given_up: BTreeSet<InodeId>,
+    pub(super) abandoned: BTreeSet<InodeId>,
     /// Numbers of changes of size that home has not applied, by inode.
     pub truncations: BTreeMap<InodeId, BTreeSet<u64>>,
     /// This time the sweep comes before the individually remembered files.
@@ -136,7 +136,7 @@ impl ShipQueue {
         let mut before = Before::default();
         before.add_directories(self.names_out.keys().filter_map(|number| directory_of_work(*number)));
         let mut planned = self.relocations(request, batch, &mut before)?;
-        self.give_up(request, batch, &mut before, &mut planned)?;
+        self.abandon(request, batch, &mut before, &mut planned)?;
         self.files.keep_plans(&planned);
         let may_be_done = self.may_be_done(&queue);
         let empty = queue.is_empty();
@@ -303,7 +303,7 @@ impl ShipQueue {
     }
     fn end_half_way(&mut self, request: &WorkRequest<'_>, batch: &mut Batch, file: InodeId) -> Result<()> {
         match steps::removal(request.read, request.relation, request.record.volume, file)? {
-            Some(_) => batch.again |= self.given_up.insert(file),
+            Some(_) => batch.again |= self.abandoned.insert(file),
             None => drop(self.cut_short.insert(file)),
         }
         Ok(())
@@ -434,7 +434,7 @@ mod tests {
         assert!(queue.denial(at(1)).is_none(), "that is waited for");
         queue.hold_off(at(2000), "user 7 may not", true);
         assert_eq!(queue.denial(at(2001)), Some(Error::denied("user 7 may not")));
-        assert_eq!(queue.listings.give_up(), [InodeId(7), InodeId(8)]);
+        assert_eq!(queue.listings.abandon(), [InodeId(7), InodeId(8)]);
         assert!(queue.listings.wanted.is_empty());
         assert!(queue.denial(at(60_000)).is_none(), "it is tried again");
     }

@@ -23,13 +23,13 @@ type Dump = BTreeMap<Vec<u8>, Vec<u8>>;
 /// What the leader's store is told of the others, and what it offers them.
 struct Link {
     lead: Mutex<Lead<u8>>,
-    offered: Mutex<Vec<Entry>>,
+    appended: Mutex<Vec<Entry>>,
     epoch: Epoch,
 }
 impl Copies for Link {
-    fn offer(&self, seq: CommitSeq, body: &[u8]) {
+    fn append(&self, seq: CommitSeq, body: &[u8]) {
         let body = body.to_vec().into();
-        self.offered.lock().unwrap().push(Entry { seq, epoch: self.epoch, body });
+        self.appended.lock().unwrap().push(Entry { seq, epoch: self.epoch, body });
     }
     fn kept(&self) -> CommitSeq {
         self.lead.lock().unwrap().kept_by_all()
@@ -144,7 +144,7 @@ impl Test {
             return;
         }
         let lead = Mutex::new(Lead::new(&self.group, id));
-        let link = Arc::new(Link { lead, offered: Mutex::default(), epoch });
+        let link = Arc::new(Link { lead, appended: Mutex::default(), epoch });
         engine.lead(epoch, link.clone()).await.expect("a newer epoch");
         let before = self.nodes[usize::from(id)].leading.take();
         let writes = before.map_or_else(BTreeMap::new, |l| l.writes);
@@ -224,9 +224,9 @@ impl Test {
     fn records(&self, from: u8, leader: &Engine, after: CommitSeq) -> Option<Vec<Entry>> {
         let most = 1 + self.below(30) as usize;
         let leading = self.nodes[usize::from(from)].leading.as_ref().expect("it leads");
-        let offered = leading.link.offered.lock().unwrap();
-        if let Some(at) = offered.iter().position(|e| e.seq.0 == after.0 + 1) {
-            return Some(offered[at..].iter().take(most).cloned().collect());
+        let appended = leading.link.appended.lock().unwrap();
+        if let Some(at) = appended.iter().position(|e| e.seq.0 == after.0 + 1) {
+            return Some(appended[at..].iter().take(most).cloned().collect());
         }
         let mut reader = leader.reader(after).expect("a sound journal")?;
         reader.next(most * 3000).expect("a sound journal")

@@ -115,7 +115,7 @@ fn r6_to_forget_a_promise_makes_the_old_leader_stale() {
 }
 
 #[test]
-fn r6_who_caught_up_gives_its_word_too() {
+fn r6_a_copy_that_caught_up_promises_too() {
     fails(&at_once(2, 1, 5, 0), Shortcut::RightOfCurrentOnly);
 }
 

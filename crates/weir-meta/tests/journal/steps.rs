@@ -304,7 +304,7 @@ fn note_answer(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()>
     if !state.node(to).lead.as_ref()?.must_keep().any(|id| id == from) {
         return None; // nobody waits for its word
     }
-    state.node_mut(from).promise.give(NOW);
+    state.node_mut(from).promise.renew(NOW);
     state.node_mut(to).lead.as_mut()?.note_answer(from, epoch, NOW).ok()
 }
 

@@ -111,8 +111,8 @@ fn a_batch_counts_once_and_as_a_whole() {
         let (op, cred, mode) = (a.op(), root(), Some(0o777));
         a.call(&SetAttr { op, cred, ino: dir, mode, uid, gid, size, atime, mtime }).await.unwrap();
         for (uid, gid) in [(0, 7), (9, 7), (7, 0), (7, 9)] {
-            let given_away = Birth { uid, gid, ..birth(&a, InodeId(first + 4), "given") };
-            let refused = kind_of(a.call(&by_user(given_away)).await);
+            let of_another = Birth { uid, gid, ..birth(&a, InodeId(first + 4), "given") };
+            let refused = kind_of(a.call(&by_user(of_another)).await);
             assert_eq!(refused, ErrorKind::Name(NameRule::NotOwner), "{uid} {gid}");
         }
         let to_group = Birth { uid: 7, gid: 8, ..birth(&a, InodeId(first + 4), "shared") };
@@ -158,7 +158,7 @@ fn a_batch_of_removals_is_carried_out_as_a_whole() {
 }
 
 #[test]
-fn names_are_given_only_where_no_create_can_be_refused() {
+fn numbers_are_granted_only_where_no_create_can_be_refused() {
     simulate(3, async |world| {
         let _meta = start(&world).await;
         let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);

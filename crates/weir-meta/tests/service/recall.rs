@@ -427,7 +427,7 @@ fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
 /// What is in older objects goes as the rest does, and those objects with it, also where the leader was
 /// restarted meanwhile.
 #[test]
-fn a_file_in_two_objects_is_evicted_and_both_are_given_back() {
+fn a_file_in_two_objects_is_evicted_and_both_are_freed() {
     simulate(7, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;

@@ -99,7 +99,7 @@ fn a_file_sent_in_parts_continues_after_each_report() {
             user.call(&commit).await.unwrap();
         };
         let mut leader = 0;
-        let mut given = async || {
+        let mut assigned = async || {
             let mut extents = Vec::new();
             for _ in 0..4 {
                 for work in take(&mover, &mut leader).await {
@@ -110,13 +110,13 @@ fn a_file_sent_in_parts_continues_after_each_report() {
             extents
         };
         grow(1).await;
-        let first = given().await;
+        let first = assigned().await;
         assert_eq!(first.iter().map(|e| (e.offset, e.len)).collect::<Vec<_>>(), [(0, piece)]);
         grow(2).await;
         user.close(made.attr.ino, true).await.unwrap();
-        assert_eq!(given().await, [], "neither more nor the end of it");
+        assert_eq!(assigned().await, [], "neither more nor the end of it");
         complete(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
-        let second = given().await;
+        let second = assigned().await;
         assert_eq!((second[0].offset, second[0].len), (piece, piece));
         assert_eq!(second[0].expect.fingerprint, b("s"), "what was told");
     });
@@ -318,9 +318,9 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
         while renames == 0 {
             assert!(user.env.clock.now() < deadline, "it is never renamed");
             let work = take(&mover, &mut leader).await;
-            let given: Vec<NameWork> = work.into_iter().flat_map(|w| w.names).collect();
-            let is_nothing_new = given.is_empty();
-            let (new_times, others): (Vec<_>, Vec<_>) = given
+            let assigned: Vec<NameWork> = work.into_iter().flat_map(|w| w.names).collect();
+            let is_nothing_new = assigned.is_empty();
+            let (new_times, others): (Vec<_>, Vec<_>) = assigned
                 .into_iter()
                 .partition(|n| n.ino == dir && matches!(n.action, NameAction::Attributes { .. }));
             if !new_times.is_empty() {
@@ -642,21 +642,21 @@ fn a_refused_device_waits_for_a_decision_or_its_removal() {
                 .iter()
                 .map(|work| NameDone { number: work.number, outcome: refused("a device") })
                 .collect();
-            let (offered, none) = (names.len(), Vec::new());
+            let (assigned, none) = (names.len(), Vec::new());
             let (orphans, listings) = (Vec::new(), Vec::new());
             let done = CompleteWork { session, relation, names, extents: none, orphans, listings };
             mover.call(&done).await.unwrap();
-            offered
+            assigned
         };
         let conflicts = async || {
             let all = RelationList { session: user.session, volume: None };
             user.call(&all).await.unwrap().relations[0].conflicts.len()
         };
-        let mut offered = 0;
+        let mut assigned = 0;
         for _ in 0..4 {
-            offered += refuses().await;
+            assigned += refuses().await;
         }
-        assert_eq!((offered, conflicts().await), (1, 1));
+        assert_eq!((assigned, conflicts().await), (1, 1));
         let (cred, how) = (root(), Resolution::Retry);
         let retry = RelationResolve { op: user.op(), cred, relation, ino, how };
         user.call(&retry).await.unwrap();

@@ -10,7 +10,7 @@
 macro_rules! for_every_message {
     ($check:ident) => {
         for_every_message!($check:
-            coord::{TargetOffer, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
+            coord::{AnnouncedTarget, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
                 MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, CompareClock, CoordinatorTime, GetClocks, Clocks, ClockOff, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes, GetRebuild, GonePlan, RebuildStatus, RebuildWaiting, RefillReport, ReportRefill, SetRebuild, TargetGone, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull, FullPlace}
             condition::{NodeTrouble, NodeDisk, Condition, ReportCondition, GetConditions, Conditions, NodeCondition, TroubleList, Troubles}

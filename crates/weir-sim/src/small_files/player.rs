@@ -129,7 +129,7 @@ impl Player<'_> {
                 self.read_apart(&old).await?;
                 old.leaves();
                 self.context.found().uncertain.insert(place.name.clone());
-                self.give_way(&place.name, name).await?
+                self.replace_old(&place.name, name).await?
             }
             None => name,
         };
@@ -140,7 +140,7 @@ impl Player<'_> {
     }
 
     /// Replaces an old file: under the new name, or under that of the old one.
-    async fn give_way(&self, old: &(usize, String), name: (usize, String)) -> Answer<(usize, String)> {
+    async fn replace_old(&self, old: &(usize, String), name: (usize, String)) -> Answer<(usize, String)> {
         let (cred, parent) = (root_cred(), self.context.dirs[old.0]);
         let is_removal = self.one_in(2);
         if is_removal {

@@ -9,7 +9,7 @@ use weir_proto::meta::RenameMode;
 impl Turn<'_> {
     pub(super) async fn rename(&self, file: &mut TurnFile, other: Option<&mut Slot>) -> Answer<()> {
         if let Some(other) = other {
-            self.work.give_up_if_moving(other);
+            self.work.abandon_if_moving(other);
             match (&mut other.file, self.rng.below(3)) {
                 (Some(there), 0) => return self.exchange(file, there).await,
                 (there @ Some(_), 1) => return self.replace(file, there.take().expect("just seen")).await,

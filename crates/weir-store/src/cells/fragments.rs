@@ -147,13 +147,13 @@ pub fn prepare(
     if fragment.seal && !scope.is_data(cell) && !stripe_known(txn, scope, cell)? {
         return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
     }
-    let beside = prepared(txn, cell)?;
-    if let Some(writers) = beside.iter().find(|other| fragment.seal && !other.seal) {
+    let uncommitted = prepared(txn, cell)?;
+    if let Some(writers) = uncommitted.iter().find(|other| fragment.seal && !other.seal) {
         let version = writers.version;
         return Err(Error::unavailable(format!("cell {cell}: a writer has prepared {version}, seal later")));
     }
     let is_above = |other: &&Fragment| other.seal && other.version > fragment.version;
-    if let Some(seal) = beside.iter().filter(|_| !fragment.seal).find(is_above) {
+    if let Some(seal) = uncommitted.iter().filter(|_| !fragment.seal).find(is_above) {
         let (version, seal) = (fragment.version, seal.version);
         return Err(Error::exists(format!(
             "cell {cell}: version {version} is below the seal {seal} under way"

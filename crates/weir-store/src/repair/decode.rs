@@ -30,7 +30,7 @@ impl StorageNode {
         let HoldStripe { cell, version, missing, token_epoch, .. } = *r;
         match self.decode_version(acting, cell, Some(version)).await? {
             Some(rebuilt) => {
-                self.install(acting, cell, rebuilt, Install::Beside { token_epoch }, missing).await
+                self.install(acting, cell, rebuilt, Install::Prepared { token_epoch }, missing).await
             }
             None => Err(Error::not_found(format!("cell {cell}: fewer members than needed have {version}"))),
         }

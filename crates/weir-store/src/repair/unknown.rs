@@ -32,7 +32,7 @@ impl StorageNode {
 
     /// Drops versions that writers prepared here before this member was away, and that no current member has:
     /// they were dropped meanwhile. If any member had committed one, all would have it ([`HoldStripe`]).
-    pub(super) async fn drop_given_up(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
+    pub(super) async fn drop_aborted(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
         let store = &acting.target.store;
         for (cell, version) in store.writers_prepared(acting.scope.group)? {
             if usize::from(cell.index) != acting.position {
@@ -41,7 +41,7 @@ impl StorageNode {
             let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
             let stats = join_all(asked).await.into_iter().collect::<Result<Vec<_>>>()?;
             if !stats.iter().any(|s| s.base == version || s.prepared.contains(&version)) {
-                store.durable(store.drop_given_up(&acting.scope, cell, version)?).await?;
+                store.durable(store.drop_aborted(&acting.scope, cell, version)?).await?;
             }
         }
         Ok(())

@@ -360,7 +360,7 @@ impl StorageNode {
     /// A write failed after it was numbered here: the number becomes void, here first, then at all keepers of
     /// the log. Not if the number belongs to another write by now: this target was away, and has the log of
     /// the members that continued.
-    pub(super) async fn give_up(&self, acting: &Acting, r: &WriteOverlay, seq: Seq) {
+    pub(super) async fn abort(&self, acting: &Acting, r: &WriteOverlay, seq: Seq) {
         let (target, group) = (&acting.target, acting.scope.group);
         let (cell, token_epoch) = (r.cell, r.token_epoch);
         match target.store.holds_overlay(cell, seq, &super::overlays::numbered(r)) {

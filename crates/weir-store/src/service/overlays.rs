@@ -56,7 +56,7 @@ impl StorageNode {
                     Ok(map_version) => return Ok(Reply::new(&OverlayWritten { seq, map_version })),
                     Err(e) => e,
                 };
-                node.give_up(&acting, &r, seq).await;
+                node.abort(&acting, &r, seq).await;
                 // `Exists`: the number is void at a keeper. Another number is not.
                 if e.kind != ErrorKind::Exists || node.env.clock.now() >= deadline {
                     return Err(e);

@@ -5,7 +5,7 @@
 //! A fragment is written in three steps: its bytes into a slab, a sync of the slab, its entry in the index.
 //! The steps are separate so that writes of several fragments share syncs without a thread for each.
 //! Invariant: the entry is made after the sync. Between the steps nothing names the extent: a crash leaks it.
-use super::{GIVEN_UP_MAX, Store};
+use super::{ABORTED_MAX, Store};
 use crate::alloc::Extent;
 use crate::cells::{self, Admission, Delta, Scope};
 use crate::crash_points;
@@ -143,15 +143,15 @@ impl Store {
         let FragmentWrite { cell, version, mode, .. } = *write;
         match mode {
             WriteMode::Fill => return cells::admit_fill(read, scope, cell, version, write.block_crcs),
-            WriteMode::Prepare if self.given_up().get(&(cell, version)).is_some() => {
+            WriteMode::Prepare if self.aborted().get(&(cell, version)).is_some() => {
                 return Err(Error::stale(format!("cell {cell}: version {version} was given up")));
             }
             WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {}
         }
         cells::admit(read, cell, version, write.data, write.block_crcs)
     }
-    pub(super) fn given_up(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), GIVEN_UP_MAX>> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn aborted(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), ABORTED_MAX>> {
+        self.aborted.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// `token_epoch`: of the client that decided to commit.
     pub fn commit_stripe(
@@ -176,7 +176,7 @@ impl Store {
         token_epoch: u32,
     ) -> Result<CommitSeq> {
         self.decided(scope, cell, token_epoch, &mut |txn, delta| {
-            self.given_up().note((cell, version), ());
+            self.aborted().note((cell, version), ());
             cells::drop_prepared(txn, cell, version, delta)
         })
         .inspect(

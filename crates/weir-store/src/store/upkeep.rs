@@ -218,7 +218,7 @@ impl Store {
     }
     /// Drops a prepared version unless its writer, or a member that decides about it, requested it under the
     /// scope's epoch.
-    pub fn drop_given_up(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
+    pub fn drop_aborted(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
         tracing::debug!(on = %self.target, %cell, %version, "what was prepared here was given up meanwhile");
         self.change(&mut |txn, delta| cells::drop_prepared_before(txn, cell, version, scope.epoch, delta))
     }
@@ -250,7 +250,7 @@ impl Store {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             let (cell, replace) = (write.cell, place == Install::Damaged);
             installed = match place {
-                Install::Beside { token_epoch } => {
+                Install::Prepared { token_epoch } => {
                     cells::check_fence(txn, cell.file, token_epoch)?;
                     cells::hold(txn, scope, cell, &fragment, delta)?
                 }

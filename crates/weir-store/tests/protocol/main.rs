@@ -170,7 +170,7 @@ fn to_commit_what_not_all_live_members_hold_leaves_them_apart() {
 #[test]
 fn keeping_prepared_versions_over_an_absence_is_wrong() {
     let dies = Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) };
-    fails(&dies, Shortcut::GivenUpStays, 2_000_000);
+    fails(&dies, Shortcut::AbortedStays, 2_000_000);
 }
 
 #[test]

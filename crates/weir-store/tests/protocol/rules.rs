@@ -49,7 +49,7 @@ pub enum Shortcut {
     CommittedUnderAnyEpoch,
     /// A member that returns keeps what a writer prepared there, though nobody else has it any more. (Found
     /// here.)
-    GivenUpStays,
+    AbortedStays,
     /// Somebody who decides about a dead writer's stripe is not stopped when another one begins to. (Found
     /// here.)
     DecidedByTwo,

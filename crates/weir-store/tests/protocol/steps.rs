@@ -749,15 +749,15 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
         });
         assert!(dropped);
     }
-    if !rules.has(Shortcut::GivenUpStays) {
-        drop_given_up(s, at, &peers)?;
+    if !rules.has(Shortcut::AbortedStays) {
+        drop_aborted(s, at, &peers)?;
     }
     s.targets[at].repair = Repair::Done;
     Some(())
 }
 
 /// What a writer prepared here before, and none of the peers has any more.
-fn drop_given_up(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
+fn drop_aborted(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
     let epoch = s.targets[at].view.epoch();
     for own in s.targets[at].prepared(at).into_iter().filter(|own| !own.seal) {
         if !peers.iter().any(|p| s.targets[*p].fragment(*p, own.version).is_some()) {

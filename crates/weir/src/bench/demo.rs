@@ -75,15 +75,15 @@ impl Stage {
         self.root.join("home")
     }
     /// Directory and mount point of a second cluster, for callers that need one.
-    pub fn beside(&self) -> (PathBuf, PathBuf) {
+    pub fn second_cluster(&self) -> (PathBuf, PathBuf) {
         (self.root.join("beside"), self.root.join("beside-mnt"))
     }
     pub fn end(&self) -> Outcome<()> {
         if self.ended.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let (beside, beside_mount) = self.beside();
-        for cluster in [beside, self.cluster_dir()] {
+        let (second_cluster, second_mount) = self.second_cluster();
+        for cluster in [second_cluster, self.cluster_dir()] {
             if let Ok(local) = LocalCluster::open(&cluster) {
                 wake(&local);
                 up::take_down(&local)?;
@@ -95,7 +95,7 @@ impl Stage {
         if self.home().exists() {
             fs::remove_dir_all(self.home()).doing("remove the demo's home directory")?;
         }
-        for mount in [&self.mount, &beside_mount] {
+        for mount in [&self.mount, &second_mount] {
             fs::remove_dir(mount)
                 .or_else(|e| if mount.exists() { Err(e) } else { Ok(()) })
                 .doing("remove the demo's mount point")?;

@@ -38,7 +38,7 @@ const RAW_RUNS: usize = 3;
 /// Programs that copy a volume by hand, for comparison.
 const COPIERS: usize = 4;
 /// Files written per second while another volume catches up.
-const BESIDE_PER_S: f64 = 40.0;
+const OTHER_VOLUME_PER_S: f64 = 40.0;
 /// A file above this gets a volume of this size: its front is evicted while it is written.
 const FILE_LIMIT: u64 = 2048 * MIB;
 /// Between two listings.
@@ -340,14 +340,14 @@ impl Bench<'_> {
         fs::create_dir_all(&site.home).doing("make a home directory")?;
         let plan = self.frames();
         let (mut seen, ()) = relation_load::stream(&site, &plan, Duration::ZERO, |_| Ok(()))?;
-        let beside = self.volume("beside", None, false)?;
+        let other_volume = self.volume("beside", None, false)?;
         let quiet = || {
             std::thread::sleep(Duration::from_secs(u64::from(self.options.seconds)));
             Ok(())
         };
-        let (before, ()) = write_beside(&beside, "before", quiet)?;
+        let (before, ()) = write_other_volume(&other_volume, "before", quiet)?;
         let begun = Instant::now();
-        let (during, took) = write_beside(&beside, "during", || {
+        let (during, took) = write_other_volume(&other_volume, "during", || {
             observe::block_on(async {
                 let client = connect(self.local.coordinators(), NAMESPACE).await?;
                 let volume = client.volume("catch-up").await?;
@@ -358,7 +358,7 @@ impl Bench<'_> {
             crate::local::process::wait_until(PATIENCE, all_there);
             Ok(begun.elapsed())
         })?;
-        let (after, ()) = write_beside(&beside, "after", quiet)?;
+        let (after, ()) = write_other_volume(&other_volume, "after", quiet)?;
         seen.complete = relation_load::at_home(&site, &plan, &seen) == seen.bytes(&plan);
         let rate = seen.bytes(&plan) as f64 / 1e6 / took.as_secs_f64();
         self.row("catch-up: rate".into(), "MB/s", Better::Higher, rate);
@@ -378,7 +378,7 @@ impl Bench<'_> {
 
     /// Home is a directory on another cluster's mount; that is stopped, so a program that touches it hangs.
     fn frozen(&mut self) -> Outcome<()> {
-        let (dir, mount) = self.stage.beside();
+        let (dir, mount) = self.stage.second_cluster();
         fs::create_dir_all(&mount).doing("make a second mount point")?;
         let wish = Up { dir, mount: vec![mount.clone()], movers: Some(0), ..self.wish.clone() };
         let (other, _) = up::bring_up(&wish)?;
@@ -498,7 +498,7 @@ impl Bench<'_> {
 }
 
 /// Writes 1 MiB files at their rate until `meanwhile` has ended; returns the duration of each, ms, sorted.
-fn write_beside<T>(
+fn write_other_volume<T>(
     site: &Site,
     name: &str,
     meanwhile: impl FnOnce() -> Outcome<T>,
@@ -507,7 +507,7 @@ fn write_beside<T>(
     fs::create_dir(&site.dir).doing("make a directory in the volume")?;
     let plan = Plan {
         frame_bytes: PART as u64,
-        frames_per_s: BESIDE_PER_S,
+        frames_per_s: OTHER_VOLUME_PER_S,
         file_bytes_per_s: 0,
         file_bytes_max: 0,
         seconds: f64::INFINITY,

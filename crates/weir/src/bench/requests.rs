@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 
 fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
     let stage = demo::end_on_signal(Stage::prepare(None, "weir-requests")?);
-    let other = stage.beside().1;
+    let other = stage.second_cluster().1;
     let wish = Up {
         tcp: false,
         allow_home: Vec::new(),

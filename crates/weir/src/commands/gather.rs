@@ -273,7 +273,7 @@ fn inspect_local(local: Option<&LocalCluster>) -> Here {
     let processes = local.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
     // The mounts that this machine's `weir up` made; others belong to their own machines.
     let mounts = local.map(mounts::of).unwrap_or_default();
-    let dead_mounts = mounts::dead_beside(&mounts);
+    let dead_mounts = mounts::other_dead(&mounts);
     let restart = match local {
         Some(local) => format!("`weir up --dir {}` starts it again", local.dir.display()),
         None => "start its process again on its machine".into(),

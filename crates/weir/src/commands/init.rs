@@ -184,7 +184,7 @@ async fn found(env: &Env, dir: &Path, config: &Config) -> Outcome<(ClusterId, bo
             }
             Err(e) => Err(e.into()),
         };
-        lead.give_back().await;
+        lead.resign().await;
         if let Some(cluster) = founded? {
             return Ok((cluster, true));
         }

@@ -58,7 +58,7 @@ pub fn of(local: &LocalCluster) -> Vec<MountState> {
 }
 
 /// All others of this machine that are dead. Their cluster is not known any more.
-pub fn dead_beside(known: &[MountState]) -> Vec<PathBuf> {
+pub fn other_dead(known: &[MountState]) -> Vec<PathBuf> {
     let others = weir_fuse::mount_points().into_iter().filter(|path| !known.iter().any(|m| m.path == *path));
     let asked: Vec<_> = others.map(|path| (ask(&path, is_dead), path)).collect();
     asked.into_iter().filter_map(|(dead, path)| dead.answer().unwrap_or(false).then_some(path)).collect()

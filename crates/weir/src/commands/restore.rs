@@ -147,8 +147,8 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
             "restore that first, or choose another place with --to PATH",
         ));
     }
-    let tmp = parent.join(beside(name, &format!("restoring-{}", std::process::id())));
-    let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(beside(name, &kept_as(now, n)))));
+    let tmp = parent.join(with_suffix(name, &format!("restoring-{}", std::process::id())));
+    let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(with_suffix(name, &kept_as(now, n)))));
     if put.is_err() {
         let _ = remove(&tmp); // a copy of data that is still in the snapshot; the first error is returned
     }
@@ -167,7 +167,7 @@ fn now() -> Date {
 }
 
 /// `NAME.suffix`, with as much of the name as fits.
-fn beside(name: &OsStr, suffix: &str) -> OsString {
+fn with_suffix(name: &OsStr, suffix: &str) -> OsString {
     let kept = name.as_bytes().len().min(NAME_MAX.saturating_sub(suffix.len() + 1));
     let bytes = [&name.as_bytes()[..kept], b".", suffix.as_bytes()].concat();
     OsString::from_vec(bytes)
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn a_long_name_is_truncated_and_still_unique() {
         let long = "n".repeat(255);
-        let name = beside(OsStr::new(&long), &kept_as(Date(0), 0));
+        let name = with_suffix(OsStr::new(&long), &kept_as(Date(0), 0));
         assert_eq!(name.len(), 255);
         assert!(name.to_str().unwrap().ends_with("n.before-restore-19700101T000000Z"));
     }

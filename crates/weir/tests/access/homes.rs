@@ -124,7 +124,7 @@ fn the_path_of_a_home_is_checked_at_each_open() {
 }
 
 #[test]
-fn what_gives_rights_does_not_leave() {
+fn attributes_that_grant_rights_are_not_shipped() {
     if !can_mount() || !is_root() {
         return;
     }
@@ -163,7 +163,7 @@ fn what_gives_rights_does_not_leave() {
 }
 
 #[test]
-fn what_gives_rights_does_not_come_in() {
+fn attributes_that_grant_rights_are_not_imported() {
     if !can_mount() || !is_root() {
         return;
     }

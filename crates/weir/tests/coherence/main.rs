@@ -271,7 +271,7 @@ fn a_file_open_since_before_sharing_is_never_read_stale() {
 /// The first lines of a file are in its inode and the later ones on targets: an append that finds another
 /// mount reading takes them there, while leases come and go.
 #[test]
-fn lines_that_are_appended_beside_a_reader_are_all_there() {
+fn lines_that_are_appended_during_reads_are_complete() {
     const FILES: u64 = 100;
     const LINES: u64 = 6;
     if !can_mount() {

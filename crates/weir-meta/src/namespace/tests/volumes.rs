@@ -136,7 +136,7 @@ fn an_empty_volume_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_full_volume_goes_step_by_step_and_gives_back_what_it_took() {
+fn a_full_volume_is_deleted_in_steps_and_frees_its_space() {
     let mut w = World::new();
     let r = InodeId::ROOT;
     let outer = w.volume(&root(), r, "outer").unwrap();

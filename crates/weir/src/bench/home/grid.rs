@@ -153,7 +153,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         json: false,
     };
     let (near, _) = up::bring_up(&wish(stage.cluster_dir()))?;
-    let (far, _) = up::bring_up(&wish(stage.beside().0))?;
+    let (far, _) = up::bring_up(&wish(stage.second_cluster().0))?;
     let runtime = tokio::runtime::Runtime::new().doing("start a runtime")?;
     let (rows, bad, notes) = runtime.block_on(async {
         let mut grid = Grid::new(options, near, &far).await?;

@@ -301,7 +301,7 @@ mod tests {
 
     /// File 7 of volume work, on targets 1 and 2 in group 0, and further evidence.
     #[derive(Default)]
-    struct Beside {
+    struct Further {
         waits: Vec<Seen>,
         silent: Vec<Silent>,
         tops: Vec<Gathered<Top>>,
@@ -318,8 +318,8 @@ mod tests {
         }
     }
 
-    fn evidence(world: World, beside: Beside, file: Option<FileFacts>) -> Evidence {
-        let Beside { waits, silent, tops } = beside;
+    fn evidence(world: World, further: Further, file: Option<FileFacts>) -> Evidence {
+        let Further { waits, silent, tops } = further;
         let volumes_of_file = file.iter().map(|_| "work".to_owned()).collect();
         let troubles = troubles(&world);
         Evidence {
@@ -356,20 +356,20 @@ mod tests {
 
     #[test]
     fn nothing_is_found_where_all_is_well() {
-        let well = evidence(world(), Beside::default(), Some(file()));
+        let well = evidence(world(), Further::default(), Some(file()));
         assert_eq!(findings(&well, &[]), []);
         assert_eq!(past(&well), Vec::<String>::new());
     }
 
     /// The fault, and the beginnings of the first sentence and the advice.
-    type Case = (fn(&mut World, &mut Beside), &'static str, &'static str);
+    type Case = (fn(&mut World, &mut Further), &'static str, &'static str);
 
     #[test]
     fn a_limit_of_a_user_concerns_that_users_files() {
         let of = |owner, file: Option<FileFacts>| {
             let mut world = world();
             world.known().owners = world_owners(1000, 1);
-            let evidence = evidence(world, Beside::default(), file.map(|f| FileFacts { owner, ..f }));
+            let evidence = evidence(world, Further::default(), file.map(|f| FileFacts { owner, ..f }));
             findings(&evidence, &[]).into_iter().map(|f| (f.depth, f.text)).collect::<Vec<_>>()
         };
         let own = of(Some((4_294_967_290, 100)), Some(file()));
@@ -438,11 +438,11 @@ mod tests {
             ),
         ];
         for (change, text, action) in cases {
-            let (mut world, mut beside) = (world(), Beside::default());
+            let (mut world, mut further) = (world(), Further::default());
             // How it reaches the program.
-            beside.waits.push(wait("n1:/a", "program", "", ("inode", 7)));
-            change(&mut world, &mut beside);
-            let found = findings(&evidence(world, beside, Some(file())), &[]);
+            further.waits.push(wait("n1:/a", "program", "", ("inode", 7)));
+            change(&mut world, &mut further);
+            let found = findings(&evidence(world, further, Some(file())), &[]);
             assert!(found[0].text.starts_with(text), "{text}: {found:#?}");
             assert!(found[0].action.starts_with(action), "{action}: {found:#?}");
             let last = &found.last().unwrap().text;
@@ -453,23 +453,23 @@ mod tests {
     #[test]
     fn what_concerns_another_file_is_left_out() {
         let other = || {
-            let (mut world, mut beside) = (world(), Beside::default());
-            beside.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 8)));
-            beside.waits.push(wait("storage-9", "disk", "", ("target", 9)));
-            beside.silent.push(silent("n5:/c", Role::Mount));
+            let (mut world, mut further) = (world(), Further::default());
+            further.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 8)));
+            further.waits.push(wait("storage-9", "disk", "", ("target", 9)));
+            further.silent.push(silent("n5:/c", Role::Mount));
             world.volume().usage.bytes = 1000;
             world.mounts[0].state = Reach::Dead;
             world.map().targets[1].id = TargetId(9);
             world.map().targets[1].state = TargetState::Failed;
-            (world, beside)
+            (world, further)
         };
-        let (world, beside) = other();
-        let mut of_another_volume = evidence(world, beside, Some(file()));
+        let (world, further) = other();
+        let mut of_another_volume = evidence(world, further, Some(file()));
         of_another_volume.volumes_of_file = vec!["other".into()];
         assert_eq!(findings(&of_another_volume, &[]), []);
-        let (world, beside) = other();
+        let (world, further) = other();
         assert_eq!(
-            findings(&evidence(world, beside, None), &[]).len(),
+            findings(&evidence(world, further, None), &[]).len(),
             6,
             "of the whole cluster it is reported"
         );
@@ -477,19 +477,19 @@ mod tests {
 
     #[test]
     fn a_silent_mount_matters_where_it_holds_a_lease() {
-        let mut beside = Beside::default();
-        beside.silent.push(silent("n1:/b", Role::Mount));
-        beside.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7)));
-        let found = findings(&evidence(world(), beside, Some(file())), &[]);
+        let mut further = Further::default();
+        further.silent.push(silent("n1:/b", Role::Mount));
+        further.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7)));
+        let found = findings(&evidence(world(), further, Some(file())), &[]);
         assert_eq!(found[0].text, "n1:/b (mount) does not answer: no answer within 1s");
         assert_eq!(found.len(), 2);
     }
 
     #[test]
     fn calls_that_wait_for_the_same_are_one_sentence() {
-        let mut beside = Beside::default();
-        (0..3).for_each(|_| beside.waits.push(wait("n1:/a", "servers", "storage-2", ("", 0))));
-        let found = findings(&evidence(world(), beside, Some(file())), &[]);
+        let mut further = Further::default();
+        (0..3).for_each(|_| further.waits.push(wait("n1:/a", "servers", "storage-2", ("", 0))));
+        let found = findings(&evidence(world(), further, Some(file())), &[]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].text, "n1:/a has waited 4.2 s for storage-2 (3 calls)");
     }
@@ -501,8 +501,8 @@ mod tests {
             seen.wait.pid = pid;
             seen
         };
-        let beside = Beside { waits: vec![of(5), of(6)], ..Beside::default() };
-        let found = findings(&evidence(world(), beside, None), &[6]);
+        let further = Further { waits: vec![of(5), of(6)], ..Further::default() };
+        let found = findings(&evidence(world(), further, None), &[6]);
         assert_eq!(found.len(), 1);
         assert!(found[0].text.contains("process 6 (user 0)"));
     }
@@ -511,7 +511,7 @@ mod tests {
     fn a_wait_that_ended_is_reported_afterwards() {
         let mut seen = wait("meta", "lease-recall", "n1:/b", ("inode", 7));
         seen.wait.ended_ms = 90_000;
-        let evidence = evidence(world(), Beside { waits: vec![seen], ..Beside::default() }, Some(file()));
+        let evidence = evidence(world(), Further { waits: vec![seen], ..Further::default() }, Some(file()));
         assert_eq!(findings(&evidence, &[]), []);
         assert_eq!(
             past(&evidence),
@@ -533,7 +533,7 @@ mod tests {
         let found = |rows| {
             let reply = Ok(Top { covered_ms: 1000, rows });
             let tops = vec![Gathered { name: "n1:/a".into(), role: Role::Mount, reply }];
-            findings(&evidence(world(), Beside { tops, ..Beside::default() }, None), &[])
+            findings(&evidence(world(), Further { tops, ..Further::default() }, None), &[])
         };
         let hog = found(vec![row(4711, 2_000_000), row(5, 100_000)]);
         assert!(hog[0].text.starts_with("user 4711 has 95 % of the work"), "{hog:#?}");
