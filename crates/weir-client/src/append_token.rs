@@ -86,7 +86,7 @@ impl Inner {
         self.clean_old_tail(inode).await?;
         self.leave_inode_now(inode, held).await?;
         let offset = inode.lock().committed_size();
-        let (data, _room) = self.fit_direct(inode, offset, data).await?;
+        let (data, _reservation) = self.fit_direct(inode, offset, data).await?;
         let end = end_of(offset, data.len())?;
         let own = self.copy_up(inode, offset, end).await?;
         let sends = self.may_send_direct(inode).await?;
@@ -120,7 +120,7 @@ impl Inner {
         self.clean_old_tail(inode).await?;
         self.leave_inode_now(inode, held).await?;
         let growth = inode.lock().reservation(offset, end, grows)?;
-        let _room = loop {
+        let _reservation = loop {
             self.reserve_for(inode, growth).await?;
             if let Some(reservation) = self.spend_direct(inode, offset, end) {
                 break reservation;

@@ -13,7 +13,7 @@ use weir_proto::InodeId;
 const KEPT_PART: usize = 16;
 
 /// A contiguous part of a file.
-struct Piece {
+struct Chunk {
     bytes: Bytes,
     /// Shared by the rests of a cut piece: the memory is freed with the last of them. `None`: it charges
     /// itself (a frozen write buffer).
@@ -27,7 +27,7 @@ struct Piece {
 
 #[derive(Default)]
 pub struct Cache {
-    inodes: BTreeMap<InodeId, BTreeMap<u64, Piece>>,
+    inodes: BTreeMap<InodeId, BTreeMap<u64, Chunk>>,
     /// Second-chance queue of pieces; may name pieces that are dropped already.
     queue: VecDeque<(InodeId, u64)>,
     queue_max: usize,
@@ -45,15 +45,15 @@ pub struct Found {
 impl Cache {
     /// Cached parts of `start..end`, in order.
     pub fn get(&mut self, ino: InodeId, start: u64, end: u64) -> Vec<Found> {
-        let Some(pieces) = self.inodes.get_mut(&ino) else { return Vec::new() };
-        let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
+        let Some(chunks) = self.inodes.get_mut(&ino) else { return Vec::new() };
+        let from = chunks.range(..=start).next_back().map_or(start, |(at, _)| *at);
         let mut found = Vec::new();
-        for (at, piece) in pieces.range_mut(from..end) {
-            let (a, b) = (start.max(*at), end.min(at + piece.bytes.len() as u64));
+        for (at, chunk) in chunks.range_mut(from..end) {
+            let (a, b) = (start.max(*at), end.min(at + chunk.bytes.len() as u64));
             if a < b {
-                let was_ahead = std::mem::take(&mut piece.ahead);
-                piece.used = true;
-                let bytes = piece.bytes.slice((a - at) as usize..(b - at) as usize);
+                let was_ahead = std::mem::take(&mut chunk.ahead);
+                chunk.used = true;
+                let bytes = chunk.bytes.slice((a - at) as usize..(b - at) as usize);
                 found.push(Found { offset: a, bytes, was_ahead });
             }
         }
@@ -79,24 +79,25 @@ impl Cache {
         let end = offset + bytes.len() as u64;
         for (a, b) in self.gaps(ino, offset, end) {
             let part = bytes.slice((a - offset) as usize..(b - offset) as usize);
-            let charge = if charged { None } else { self.room(part.len() as u64, budget).map(Arc::new) };
+            let charge =
+                if charged { None } else { self.charge_for(part.len() as u64, budget).map(Arc::new) };
             if !charged && charge.is_none() {
                 return;
             }
             let memory_bytes = part.len();
-            self.put(ino, a, Piece { bytes: part, charge, memory_bytes, used: false, ahead });
+            self.put(ino, a, Chunk { bytes: part, charge, memory_bytes, used: false, ahead });
         }
         self.shorten_queue();
     }
 
-    fn put(&mut self, ino: InodeId, at: u64, piece: Piece) {
-        self.inodes.entry(ino).or_default().insert(at, piece);
+    fn put(&mut self, ino: InodeId, at: u64, chunk: Chunk) {
+        self.inodes.entry(ino).or_default().insert(at, chunk);
         self.queue.push_back((ino, at));
     }
 
     /// Drops names of pieces that are gone, so that these do not accumulate.
     fn shorten_queue(&mut self) {
-        let pieces: usize = if self.queue.len() > self.queue_max {
+        let chunks: usize = if self.queue.len() > self.queue_max {
             self.inodes.values().map(BTreeMap::len).sum()
         } else {
             return;
@@ -106,10 +107,10 @@ impl Cache {
         self.queue.retain(|(ino, at)| {
             inodes.get(ino).is_some_and(|p| p.contains_key(at)) && seen.insert((*ino, *at))
         });
-        self.queue_max = 2 * pieces + 4096;
+        self.queue_max = 2 * chunks + 4096;
     }
 
-    fn room(&mut self, bytes: u64, budget: &Budget) -> Option<Charge> {
+    fn charge_for(&mut self, bytes: u64, budget: &Budget) -> Option<Charge> {
         loop {
             match budget.try_take(bytes) {
                 Some(charge) => return Some(charge),
@@ -123,14 +124,14 @@ impl Cache {
     fn gaps(&self, ino: InodeId, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut at = start;
-        if let Some(pieces) = self.inodes.get(&ino) {
-            let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
-            for (begin, piece) in pieces.range(from..end) {
-                let piece_end = begin + piece.bytes.len() as u64;
+        if let Some(chunks) = self.inodes.get(&ino) {
+            let from = chunks.range(..=start).next_back().map_or(start, |(at, _)| *at);
+            for (begin, chunk) in chunks.range(from..end) {
+                let chunk_end = begin + chunk.bytes.len() as u64;
                 if *begin > at {
                     gaps.push((at, *begin));
                 }
-                at = at.max(piece_end);
+                at = at.max(chunk_end);
             }
         }
         if at < end {
@@ -142,14 +143,14 @@ impl Cache {
     /// Drops the oldest piece that was not used since it was last inspected. False: the cache is empty.
     pub fn evict_one(&mut self) -> bool {
         while let Some((ino, at)) = self.queue.pop_front() {
-            let Some(pieces) = self.inodes.get_mut(&ino) else { continue };
-            let Some(piece) = pieces.get_mut(&at) else { continue };
-            if std::mem::take(&mut piece.used) {
+            let Some(chunks) = self.inodes.get_mut(&ino) else { continue };
+            let Some(chunk) = chunks.get_mut(&at) else { continue };
+            if std::mem::take(&mut chunk.used) {
                 self.queue.push_back((ino, at));
                 continue;
             }
-            pieces.remove(&at);
-            if pieces.is_empty() {
+            chunks.remove(&at);
+            if chunks.is_empty() {
                 self.inodes.remove(&ino);
             }
             return true;
@@ -161,24 +162,24 @@ impl Cache {
     /// part of the memory that it pins: a program that changes a file here and there still reads the rest of
     /// it from memory.
     pub fn remove(&mut self, ino: InodeId, start: u64, end: u64) {
-        let Some(pieces) = self.inodes.get_mut(&ino) else { return };
-        let from = pieces.range(..=start).next_back().map_or(start, |(at, _)| *at);
-        let hit: Vec<u64> = pieces
+        let Some(chunks) = self.inodes.get_mut(&ino) else { return };
+        let from = chunks.range(..=start).next_back().map_or(start, |(at, _)| *at);
+        let hit: Vec<u64> = chunks
             .range(from..end)
             .filter(|(at, p)| **at + p.bytes.len() as u64 > start)
             .map(|(at, _)| *at)
             .collect();
-        let cut: Vec<(u64, Piece)> =
-            hit.into_iter().filter_map(|at| Some((at, pieces.remove(&at)?))).collect();
-        if pieces.is_empty() {
+        let removed: Vec<(u64, Chunk)> =
+            hit.into_iter().filter_map(|at| Some((at, chunks.remove(&at)?))).collect();
+        if chunks.is_empty() {
             self.inodes.remove(&ino);
         }
-        for (at, piece) in cut {
-            let piece_end = at + piece.bytes.len() as u64;
-            for (a, b) in [(at, start.min(piece_end)), (end.max(at), piece_end)] {
-                if a < b && (b - a) as usize * KEPT_PART >= piece.memory_bytes {
-                    let bytes = piece.bytes.slice((a - at) as usize..(b - at) as usize);
-                    self.put(ino, a, Piece { bytes, charge: piece.charge.clone(), ..piece });
+        for (at, chunk) in removed {
+            let chunk_end = at + chunk.bytes.len() as u64;
+            for (a, b) in [(at, start.min(chunk_end)), (end.max(at), chunk_end)] {
+                if a < b && (b - a) as usize * KEPT_PART >= chunk.memory_bytes {
+                    let bytes = chunk.bytes.slice((a - at) as usize..(b - at) as usize);
+                    self.put(ino, a, Chunk { bytes, charge: chunk.charge.clone(), ..chunk });
                 }
             }
         }
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_cut_piece_stays_with_its_memory() {
+    fn the_rest_of_a_truncated_chunk_keeps_its_memory() {
         let budget = Budget::new(1 << 20);
         let mut cache = Cache::default();
         let bytes: Vec<u8> = (0..160).collect();

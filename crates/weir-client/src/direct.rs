@@ -107,7 +107,7 @@ impl Inner {
         if inode.lock().inline != Inline::No {
             self.leave_inode_with_token(inode).await?;
         }
-        let (data, _room) = self.fit_direct(inode, offset, data).await?;
+        let (data, _reservation) = self.fit_direct(inode, offset, data).await?;
         let end = offset + data.len() as u64;
         let own = self.copy_up(inode, offset, end).await?;
         let sends = self.may_send_direct(inode).await?;
@@ -348,7 +348,7 @@ impl Inner {
     ) -> Result<()> {
         let WriteTarget { object, layout, token_epoch, floor } = to;
         let mut by_stripe: BTreeMap<u64, Vec<Overlay>> = BTreeMap::new();
-        for p in layout.pieces(offset, len) {
+        for p in layout.segments(offset, len) {
             let payload = data.as_ref().map(|d| {
                 let from = p.range_offset as usize;
                 d.slice(from..from + p.len as usize)

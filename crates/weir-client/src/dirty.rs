@@ -73,13 +73,13 @@ impl StripeBuf {
 
     /// Bytes accepted by the extent that holds or ends at `at`; 0 if none has room.
     fn write_into_existing(&mut self, at: u32, data: &[u8], cell_bytes: u32) -> usize {
-        let room_end = self.room_end(at, cell_bytes);
+        let buffer_end = self.buffer_end(at, cell_bytes);
         let Some((start, extent)) = self.extents.range_mut(..=at).next_back() else { return 0 };
         let inside = (at - start) as usize;
         if inside > extent.len() || at / cell_bytes != start / cell_bytes {
             return 0;
         }
-        let limit = extent.capacity().min((room_end - start) as usize).max(extent.len());
+        let limit = extent.capacity().min((buffer_end - start) as usize).max(extent.len());
         let n = data.len().min(limit.saturating_sub(inside));
         if n == 0 {
             return 0;
@@ -101,9 +101,9 @@ impl StripeBuf {
         first: bool,
         buffer: &mut dyn FnMut(usize) -> Option<Charged>,
     ) -> Result<usize, NoMemory> {
-        let room = (self.room_end(at, cell_bytes) - at) as usize;
-        let n = data.len().min(room);
-        let wanted = self.buffer_bytes(at, n, room, cell_bytes, first);
+        let space = (self.buffer_end(at, cell_bytes) - at) as usize;
+        let n = data.len().min(space);
+        let wanted = self.buffer_bytes(at, n, space, cell_bytes, first);
         let mut extent = buffer(wanted).or_else(|| buffer(n)).ok_or(NoMemory)?;
         // A pool may return a larger buffer; only the valid bytes count.
         extent.truncate(n);
@@ -115,7 +115,7 @@ impl StripeBuf {
     }
 
     /// The buffer size for `n` bytes at `at`.
-    fn buffer_bytes(&self, at: u32, n: usize, room: usize, cell_bytes: u32, first: bool) -> usize {
+    fn buffer_bytes(&self, at: u32, n: usize, space: usize, cell_bytes: u32, first: bool) -> usize {
         let starts_cell = at.is_multiple_of(cell_bytes);
         let follows = self.extents.range(..at).next_back().is_some_and(|(s, e)| s + e.len() as u32 == at);
         let wanted = match (starts_cell, first && at == 0, follows) {
@@ -124,11 +124,11 @@ impl StripeBuf {
             (false, _, true) => RUN_BUFFER_BYTES,
             (false, _, false) => n,
         };
-        wanted.clamp(n, room.max(n))
+        wanted.clamp(n, space.max(n))
     }
 
     /// The end of the free range from `at` on: the next extent or the cell's end.
-    fn room_end(&self, at: u32, cell_bytes: u32) -> u32 {
+    fn buffer_end(&self, at: u32, cell_bytes: u32) -> u32 {
         let cell_end = (at / cell_bytes + 1) * cell_bytes;
         self.extents.range(at + 1..).next().map_or(cell_end, |(next, _)| cell_end.min(*next))
     }
@@ -203,7 +203,7 @@ mod tests {
         #[test]
         fn behaves_like_an_array(
             writes in prop::collection::vec((0u32..4 * CELL, 1usize..90_000, any::<u8>()), 1..40),
-            cut in 0u32..4 * CELL,
+            size in 0u32..4 * CELL,
         ) {
             let (budget, pool) = (Budget::new(1 << 30), BufferPool::new(1 << 20));
             let mut model = vec![None; 4 * CELL as usize];
@@ -223,8 +223,8 @@ mod tests {
                 prop_assert!(seen == model);
                 prop_assert_eq!(stripe.covered_bytes() as usize, model.iter().flatten().count());
                 if round == 0 {
-                    stripe.truncate(cut);
-                    model[cut as usize..].fill(None);
+                    stripe.truncate(size);
+                    model[size as usize..].fill(None);
                 }
             }
             for (at, bytes) in stripe.freeze() {

@@ -169,7 +169,7 @@ impl Data {
         let alone = s.layout.scheme.parity == 0;
         match self.read_base_or_merged(s, view, range.index, range, ReadView::Merged, Version(0)).await {
             Ok((reply, payload)) if reply.known => Ok(Direct::Bytes(Part { bytes: payload, hole: false })),
-            Ok(_) => self.judge_hole(s, view, range).await,
+            Ok(_) => self.classify_hole(s, view, range).await,
             Err(e) if e.kind == ErrorKind::Stale => Ok(Direct::Again(e)),
             Err(e) if e.kind == ErrorKind::Damaged => {
                 self.report_damaged(s, view, range.index).await;
@@ -187,7 +187,7 @@ impl Data {
     }
 
     /// A data target has no record of its cell: a hole, or it lost its data.
-    async fn judge_hole(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
+    async fn classify_hole(&self, s: &StripeRef, view: &GroupView, range: CellRange) -> Result<Direct> {
         Ok(match self.ask_of_hole(s, view, range.index, range.index).await {
             // The target itself may not know that it is behind.
             Err(e) => Direct::Again(e),
@@ -229,7 +229,7 @@ impl Data {
         }
         let mut others = std::iter::once(index).chain((0..k).filter(|i| *i != index)).filter(can_be_asked);
         loop {
-            match hole::judge(&reported, needed) {
+            match hole::classify(&reported, needed) {
                 Verdict::Undecided(silent) => match others.next() {
                     Some(at) => reported.push(ask(at).await?),
                     None => return Ok(Verdict::Undecided(silent)),

@@ -42,7 +42,7 @@ pub fn needed(group: &Group) -> usize {
     if group.is_writable() { enough.min(current) } else { enough }
 }
 
-pub fn judge(reported: &[Answer], needed: usize) -> Verdict {
+pub fn classify(reported: &[Answer], needed: usize) -> Verdict {
     if reported.contains(&Answer::Something) {
         return Verdict::Written;
     }
@@ -93,7 +93,7 @@ mod tests {
                 Some(false) => Verdict::Written,
                 None => Verdict::Undecided((silent > 0).then(|| Error::unavailable("away"))),
             };
-            let found = judge(&reported, needed(&group(scheme, current)));
+            let found = classify(&reported, needed(&group(scheme, current)));
             assert_eq!(found, expected, "{scheme}, {current} current: {nothing}, {something}, {silent}");
         }
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use tokio::sync::Semaphore;
 use weir_env::{BoxFuture, Env, Instant};
-use weir_proto::data::{FILL_COUNTER, SEAL_ROOM};
+use weir_proto::data::{FILL_COUNTER, SEAL_VERSIONS};
 use weir_proto::lock::HeldLock;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Entry, HeldLease, Lease, LeaseKind, Time};
@@ -70,7 +70,7 @@ impl Default for Sends {
     fn default() -> Sends {
         Sends {
             in_flight: Semaphore::new(STRIPES_IN_FLIGHT_MAX * STRIPE_PARTS as usize),
-            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_ROOM + 2) & !1),
+            version_counter: AtomicU32::new((FILL_COUNTER + SEAL_VERSIONS + 2) & !1),
             fenced: Mutex::default(),
             relieving: AtomicBool::new(false),
         }
@@ -405,8 +405,8 @@ impl Holder for Inner {
         for ino in inodes {
             self.lose_births(ino, "the lease on its directory was lost in a restart of the metadata leader");
             // A file of a batch without an answer is created when the batch is sent again.
-            let is_told = |inode: &Arc<Inode>| matches!(inode.lock().birth, Birth::Sent(_));
-            if let Some(inode) = self.known_inode(ino).filter(|inode| !is_told(inode)) {
+            let is_reported = |inode: &Arc<Inode>| matches!(inode.lock().birth, Birth::Sent(_));
+            if let Some(inode) = self.known_inode(ino).filter(|inode| !is_reported(inode)) {
                 self.lose_lease(&inode, "the lease was lost in a restart of the metadata leader");
             }
         }

@@ -54,8 +54,8 @@ impl<'a, T> Join<'a, T> {
 /// All answers, in the order of the calls.
 pub async fn join_all<'a, T>(calls: Vec<BoxFuture<'a, T>>) -> Vec<T> {
     let mut answers: Vec<Option<T>> = calls.iter().map(|_| None).collect();
-    let mut gather = Join { calls: calls.into_iter().enumerate().collect() };
-    while let Some((i, answer)) = gather.next().await {
+    let mut join = Join { calls: calls.into_iter().enumerate().collect() };
+    while let Some((i, answer)) = join.next().await {
         answers[i] = Some(answer);
     }
     answers.into_iter().map(|a| a.expect("every call answered")).collect()

@@ -252,7 +252,7 @@ mod tests {
     proptest! {
         /// Compared with a directory in which only this client's operations happen, each at its end.
         #[test]
-        fn what_is_said_is_true(events in proptest::collection::vec(event(), 0..60)) {
+        fn known_names_match_the_directory(events in proptest::collection::vec(event(), 0..60)) {
             let mut truth: BTreeMap<Bytes, InodeId> = BTreeMap::new();
             let mut names = Names::default();
             names.begin_empty();

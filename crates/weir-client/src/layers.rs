@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_no_layer_any_more() {
+    fn a_copied_range_leaves_its_layer() {
         let left = without(vec![layer(0, 100, 1), layer(100, 300, 2)], 150, 200);
         assert_eq!(left, [layer(0, 100, 1), layer(100, 150, 2), layer(200, 300, 2)]);
         assert_eq!(without(vec![layer(0, 100, 1)], 0, 100), []);

@@ -393,8 +393,7 @@ impl Inner {
             let is_idle = st.forgotten && !st.opens.is_open() && !st.birth.is_under_way();
             is_idle && !st.is_dirty() && !st.is_in_doubt()
         };
-        let idle: Vec<_> =
-            self.all_inodes().into_iter().filter(idle).take(excess.min(RETURN_MAX)).collect();
+        let idle: Vec<_> = self.all_inodes().into_iter().filter(idle).take(excess.min(RETURN_MAX)).collect();
         for inode in idle {
             if let Err(e) = self.release_lease(&inode).await {
                 tracing::debug!("lease on {} was not given back: {e}", inode.ino);

@@ -71,7 +71,7 @@ pub fn fits_inline(size: u64, on_targets_end: u64, exclusive: bool) -> bool {
 }
 
 /// First stripe that lies wholly at or past `size`.
-pub fn first_stripe_past(size: u64, stripe_bytes: u64) -> u64 {
+pub fn first_stripe_after(size: u64, stripe_bytes: u64) -> u64 {
     size.div_ceil(stripe_bytes)
 }
 

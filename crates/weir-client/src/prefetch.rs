@@ -234,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_past_the_end_and_never_too_much(
+        fn read_ahead_stays_below_the_end_and_its_limit(
             reads in prop::collection::vec((0u64..1 << 30, 1u64..4 << 20), 1..200), size in 1u64..1 << 30,
         ) {
             let mut p = Pattern::default();

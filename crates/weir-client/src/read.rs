@@ -432,15 +432,15 @@ impl Inner {
     ) -> Result<Fetched> {
         let cell_bytes = layout.cell_bytes();
         let mut wanted: BTreeMap<u64, Vec<CellRange>> = BTreeMap::new();
-        for piece in ranges.iter().flat_map(|(a, b)| layout.pieces(*a, b - a)) {
-            let start = piece.offset / CHECKSUM_BLOCK * CHECKSUM_BLOCK;
-            let end = (piece.offset + piece.len).next_multiple_of(CHECKSUM_BLOCK).min(cell_bytes);
-            let cells = wanted.entry(piece.stripe).or_default();
+        for segment in ranges.iter().flat_map(|(a, b)| layout.segments(*a, b - a)) {
+            let start = segment.offset / CHECKSUM_BLOCK * CHECKSUM_BLOCK;
+            let end = (segment.offset + segment.len).next_multiple_of(CHECKSUM_BLOCK).min(cell_bytes);
+            let cells = wanted.entry(segment.stripe).or_default();
             match cells.last_mut() {
-                Some(last) if last.index == usize::from(piece.cell) && last.start + last.len >= start => {
+                Some(last) if last.index == usize::from(segment.cell) && last.start + last.len >= start => {
                     last.len = end.max(last.start + last.len) - last.start;
                 }
-                _ => cells.push(CellRange { index: usize::from(piece.cell), start, len: end - start }),
+                _ => cells.push(CellRange { index: usize::from(segment.cell), start, len: end - start }),
             }
         }
         let calls: Vec<BoxFuture<'_, Result<Vec<Part>>>> = wanted

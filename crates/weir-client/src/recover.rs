@@ -4,7 +4,7 @@
 use crate::data::{Done, Overlay, StripeRef};
 use crate::inner::{Inner, layout_of};
 use crate::inode::Inode;
-use crate::plan::first_stripe_past;
+use crate::plan::first_stripe_after;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
@@ -80,14 +80,14 @@ impl Inner {
             return Ok(());
         }
         if let Ok(layout) = layout {
-            let past = first_stripe_past(size, layout.stripe_bytes());
+            let first_after = first_stripe_after(size, layout.stripe_bytes());
             let doubt = self
                 .data
-                .drop_file(self.file_id(object), &layout, past, token_epoch, self.deadline())
+                .drop_file(self.file_id(object), &layout, first_after, token_epoch, self.deadline())
                 .await?;
             let mut in_doubt: Vec<(u64, PgId, Version)> = doubt
                 .iter()
-                .filter(|p| p.cell.stripe < past)
+                .filter(|p| p.cell.stripe < first_after)
                 .map(|p| (p.cell.stripe, p.group, p.version))
                 .collect();
             in_doubt.dedup();
@@ -164,7 +164,7 @@ impl Inner {
         }
         let len = end.min(stripe_end).saturating_sub(size);
         let overlays: Vec<Overlay> = layout
-            .pieces(size, len)
+            .segments(size, len)
             .map(|p| Overlay { index: p.cell, offset: p.offset, len: p.len, payload: None })
             .collect();
         let s = self.stripe_ref(inode.lock().object(inode.ino), layout, stripe, self.deadline());
@@ -204,9 +204,9 @@ impl Inner {
         }
         let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
         if end > size {
-            let past = first_stripe_past(size, layout.stripe_bytes());
+            let first_after = first_stripe_after(size, layout.stripe_bytes());
             let file = self.file_id(entry.attr.layers.map_or(inode.ino, |l| l.object));
-            self.data.drop_file(file, &layout, past, token_epoch, self.deadline()).await?;
+            self.data.drop_file(file, &layout, first_after, token_epoch, self.deadline()).await?;
             self.zero_tail(inode, layout, size, end, token_epoch).await?;
         }
         {
@@ -218,7 +218,7 @@ impl Inner {
                 }
                 return Ok(same);
             }
-            st.write.note_cleaned_past(size); // including bytes sent past it before
+            st.write.note_cleaned_after(size); // including bytes sent past it before
         }
         if entry.lease.recover {
             return Ok(true); // another writer died: the client that recovers the file reports it

@@ -11,7 +11,7 @@ use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
-use weir_proto::data::{SEAL_ROOM, WriteMode};
+use weir_proto::data::{SEAL_VERSIONS, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
 
@@ -404,7 +404,7 @@ impl Inner {
         let (mut lowest, mut seals) = (Version(0), 0);
         loop {
             let (folded_seqs, base) = self.data.stripe_state(&s).await?;
-            lowest = lowest.max(Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1));
+            lowest = lowest.max(Version((base.0 + u64::from(SEAL_VERSIONS) + 2) & !1));
             let version = self.sends.next_version_from(send.token_epoch, lowest);
             let written =
                 self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, false).await;
@@ -520,7 +520,7 @@ impl Inner {
         encode(&coder, &self.env, cells)
     }
 
-    /// `start..start + len` of the stripe in one piece: shared if one part holds it, otherwise gathered, gaps
+    /// `start..start + len` of the stripe in one piece: shared if one part holds it, otherwise copied, gaps
     /// zero.
     fn cell_of(&self, parts: &[(u32, Bytes)], start: u32, len: u32) -> Bytes {
         let end = start + len;

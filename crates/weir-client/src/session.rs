@@ -64,7 +64,7 @@ pub struct Session {
     counters: Arc<Counters>,
     holder: Mutex<Option<Weak<dyn Holder>>>,
     /// Held while the session is opened or resumed.
-    standing: tokio::sync::Mutex<Standing>,
+    established: tokio::sync::Mutex<Established>,
     /// For fast paths: connection id and session id that belong together.
     ready_connection: AtomicU64,
     session: AtomicU64,
@@ -95,7 +95,7 @@ impl Drop for Asking<'_> {
 }
 
 #[derive(Default)]
-struct Standing {
+struct Established {
     connection: Option<u64>,
     session: Option<SessionId>,
 }
@@ -120,7 +120,7 @@ impl Session {
             maps,
             counters,
             holder: Mutex::new(None),
-            standing: tokio::sync::Mutex::default(),
+            established: tokio::sync::Mutex::default(),
             ready_connection: AtomicU64::new(u64::MAX),
             session: AtomicU64::new(0),
             lease_ms: AtomicU64::new(1000),
@@ -136,10 +136,10 @@ impl Session {
     /// Since when the leader has been silent, and how many requests wait for it; `None`: it answers, or
     /// nothing waits.
     pub fn silence(&self) -> Option<(Instant, u32)> {
-        let (heard, calls) =
+        let (last_reply, calls) =
             (Instant(self.contacted.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
-        let is_silent = self.env.clock.now().since(heard) > 2 * self.keep_alive_period();
-        (is_silent && calls > 0).then_some((heard, calls))
+        let is_silent = self.env.clock.now().since(last_reply) > 2 * self.keep_alive_period();
+        (is_silent && calls > 0).then_some((last_reply, calls))
     }
     /// Abandons a connection to a leader that has moved elsewhere.
     pub fn leave_old_address(&self) {
@@ -169,7 +169,7 @@ impl Session {
             + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
     }
     /// Waits until the leader has been silent for so long that it may have declared this client dead.
-    pub async fn unheard(&self) {
+    pub async fn wait_for_term_end(&self) {
         while self.leases_hold() {
             let until = self.leases_hold_until();
             self.env.clock.sleep(until.since(self.env.clock.now())).await;
@@ -187,17 +187,17 @@ impl Session {
         {
             return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
         }
-        let turn = self.env.clock.timeout(self.left(deadline), self.standing.lock()).await;
-        let mut standing = turn.map_err(|_| self.channel.why_unreachable())?;
+        let turn = self.env.clock.timeout(self.left(deadline), self.established.lock()).await;
+        let mut established = turn.map_err(|_| self.channel.why_unreachable())?;
         let connection = self.channel.connection(self.left(deadline)).await?;
-        if let (Some(id), Some(session)) = (standing.connection, standing.session)
+        if let (Some(id), Some(session)) = (established.connection, established.session)
             && id == connection.id()
         {
             return Ok((connection, session));
         }
-        let session = self.take_up(&connection, standing.session, deadline).await?;
-        standing.connection = Some(connection.id());
-        standing.session = Some(session);
+        let session = self.take_up(&connection, established.session, deadline).await?;
+        established.connection = Some(connection.id());
+        established.session = Some(session);
         self.session.store(session.0, Ordering::Release);
         self.ready_connection.store(connection.id(), Ordering::Release);
         Ok((connection, session))
@@ -469,11 +469,11 @@ impl Session {
         let (connection, session) = self.ready(deadline).await?;
         let known = self.send_at_once(&connection, &self.alive(session), deadline).await;
         if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
-            let mut standing = self.standing.lock().await;
+            let mut established = self.established.lock().await;
             // Several tasks may find it gone: the session that the first one has opened since stays.
-            if standing.session == Some(session) {
+            if established.session == Some(session) {
                 self.ready_connection.store(u64::MAX, Ordering::Release);
-                standing.connection = None;
+                established.connection = None;
             }
         }
         known.map(|()| session)

@@ -28,7 +28,7 @@ impl Client {
     /// Waits until the leader may have declared this client dead, and assigned its work to others.
     pub fn may_be_taken_for_dead(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            self.inner.session.unheard().await;
+            self.inner.session.wait_for_term_end().await;
         })
     }
     /// Work for a mover. Waits up to `wait` for some. After an error the leader may have assigned work that

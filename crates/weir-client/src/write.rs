@@ -49,7 +49,7 @@ enum Taken {
     All,
     NoMemory,
     /// The file's volume has a limit, and the grant is spent.
-    NoRoom,
+    NoReservation,
     /// A request or a cleaning is needed first.
     NotReady,
 }
@@ -74,7 +74,7 @@ impl Inner {
         let offset = offset.filter(|_| !file.mode.append);
         match self.take(&file.inode, &mut st, offset, data) {
             Ok(Taken::All) => Some(Ok(data.len())),
-            Ok(Taken::NoMemory | Taken::NoRoom | Taken::NotReady) => None,
+            Ok(Taken::NoMemory | Taken::NoReservation | Taken::NotReady) => None,
             Err(e) => Some(Err(e)),
         }
     }
@@ -97,7 +97,7 @@ impl Inner {
         let layout = layout_of(st, inode.ino)?;
         let growth = st.growth(offset, end);
         if !self.spend(st, growth) {
-            return Ok(Taken::NoRoom);
+            return Ok(Taken::NoReservation);
         }
         let mut taken = Taken::All;
         for (stripe, within, part) in by_stripe(&layout, offset, data) {
@@ -219,7 +219,7 @@ impl Inner {
             let taken = self.take(inode, &mut inode.lock(), at, data)?;
             match taken {
                 Taken::All => return Ok(true),
-                Taken::NotReady | Taken::NoRoom => return Ok(false),
+                Taken::NotReady | Taken::NoReservation => return Ok(false),
                 Taken::NoMemory => {}
             }
             if self.data.left(deadline).is_zero() {

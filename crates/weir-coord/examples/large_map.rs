@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use weir_coord::decide::{Candidate, group_count, place};
 use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer};
 use weir_env::{Addr, Env, Instant, TaskHandle};
-use weir_proto::coord::{GetMap, TargetHistory, AnnouncedTarget, TargetReport};
+use weir_proto::coord::{AnnouncedTarget, GetMap, TargetHistory, TargetReport};
 use weir_proto::map::{Role, Scheme, TargetState};
 use weir_proto::news::MapNews;
 use weir_proto::{DiskUuid, NodeId, TargetId, Wire};
@@ -80,7 +80,7 @@ async fn follow(
     env: Env,
     connection: Connection,
     mut known: u64,
-    heard: mpsc::Sender<(u64, Instant, usize)>,
+    reported: mpsc::Sender<(u64, Instant, usize)>,
 ) {
     loop {
         let ask = GetMap { newer_than: known, wait_ms: 50_000 };
@@ -90,7 +90,7 @@ async fn follow(
             Ok(MapNews::Whole { map }) => map.version,
             Err(_) => continue, // nothing newer
         };
-        if heard.send((known, env.clock.now(), payload.len())).await.is_err() {
+        if reported.send((known, env.clock.now(), payload.len())).await.is_err() {
             return;
         }
     }
@@ -121,12 +121,12 @@ async fn run(env: Env, servers: u32, disks: u32, observers: usize) {
         map.groups.len()
     );
     time_turns(&env, &admin).await;
-    let (hear, mut heard) = mpsc::channel(2 * observers);
+    let (report, mut reported) = mpsc::channel(2 * observers);
     let mut followers = Vec::new();
     for n in 0..observers {
         let identity = Identity::new(&env, format!("observer-{n}").as_str(), Role::Mount, None);
         let connection = connect(&env, &at, &identity, Arc::new(NoService)).await.expect("connect");
-        let follow = follow(env.clone(), connection, map.version, hear.clone());
+        let follow = follow(env.clone(), connection, map.version, report.clone());
         followers.push(env.tasks.spawn("observer", follow));
     }
     for (n, fails) in fails.iter().enumerate() {
@@ -136,12 +136,12 @@ async fn run(env: Env, servers: u32, disks: u32, observers: usize) {
         };
         fails.store(true, Ordering::Relaxed);
         let failed = admin.wait_for(PATIENCE, state(TargetState::Failed)).await.expect("it fails");
-        wait_for_all(&mut heard, observers, failed.version).await;
+        wait_for_all(&mut reported, observers, failed.version).await;
         fails.store(false, Ordering::Relaxed);
         env.clock.sleep(Duration::from_secs(3)).await; // until a heartbeat says so
         let from = env.clock.now();
         let cleared = admin.clear_target(target).await.expect("clear");
-        let (last, most) = wait_for_all(&mut heard, observers, cleared.version).await;
+        let (last, most) = wait_for_all(&mut reported, observers, cleared.version).await;
         let took = last.since(from).as_secs_f64();
         println!(
             "{target} came back: {observers} observers knew within {took:.3} s, {most} bytes each at most"
@@ -165,13 +165,13 @@ async fn time_turns(env: &Env, admin: &Cluster) {
 
 /// When the last observer knew of a version, and the most bytes that one was told at once.
 async fn wait_for_all(
-    heard: &mut mpsc::Receiver<(u64, Instant, usize)>,
+    reported: &mut mpsc::Receiver<(u64, Instant, usize)>,
     observers: usize,
     version: u64,
 ) -> (Instant, usize) {
     let (mut missing, mut last, mut most) = (observers, Instant::default(), 0);
     while missing > 0 {
-        let (known, at, bytes) = heard.recv().await.expect("observers go on");
+        let (known, at, bytes) = reported.recv().await.expect("observers go on");
         if known >= version {
             (missing, last, most) = (missing - 1, last.max(at), most.max(bytes));
         }

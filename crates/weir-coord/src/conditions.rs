@@ -80,7 +80,7 @@ impl ReportedConditions {
             |((node, role), (received, condition)): (&(String, Role), &(Instant, Condition))| NodeCondition {
                 node: node.clone(),
                 role: *role,
-                heard_ms: now.since(*received).as_millis() as u64,
+                last_contact_ms: now.since(*received).as_millis() as u64,
                 condition: condition.clone(),
             };
         Conditions { nodes: self.0.iter().map(node).collect() }
@@ -119,11 +119,11 @@ mod tests {
         Instant(s * 1_000_000_000)
     }
     fn names(conditions: &mut ReportedConditions, s: u64) -> Vec<(String, u64)> {
-        conditions.list(at(s)).nodes.into_iter().map(|n| (n.node, n.heard_ms)).collect()
+        conditions.list(at(s)).nodes.into_iter().map(|n| (n.node, n.last_contact_ms)).collect()
     }
 
     #[test]
-    fn who_fell_silent_stays_listed_and_who_left_does_not() {
+    fn a_silent_node_stays_listed_and_one_that_left_does_not() {
         let mut conditions = ReportedConditions::default();
         let client = Condition { client: "m\u{1b}[2J".into(), ..Condition::default() };
         conditions.note("a", Role::Mount, client, at(0));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_silent_node_makes_room_for_a_new_one() {
+    fn the_most_silent_node_is_dropped_for_a_new_one() {
         let mut conditions = ReportedConditions::default();
         for n in 0..NODES_MAX as u64 {
             conditions.note(&n.to_string(), Role::Mover, Condition::default(), at(n));

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::{Addr, Instant, TaskHandle};
-use weir_proto::coord::{Heartbeat, Join, Joined, AnnouncedTarget, TargetReport};
+use weir_proto::coord::{AnnouncedTarget, Heartbeat, Join, Joined, TargetReport};
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::Connection;
 

@@ -4,7 +4,7 @@
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::addresses::check_announced;
 use crate::decide::{
-    HealthLimits, Presence, Returned, Strikes, Verdict, forgive, is_spare, judge, left_out, next_run,
+    HealthLimits, Presence, Returned, Strikes, Verdict, evaluate, forgive, is_spare, left_out, next_run,
     rejoin_groups, returned, settle_copies, target_back, target_cleared, target_down, target_failed,
     target_lost, target_put_back,
 };
@@ -12,7 +12,7 @@ use crate::identity::check_pool_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::coord::{Join, AnnouncedTarget, TargetReport};
+use weir_proto::coord::{AnnouncedTarget, Join, TargetReport};
 use weir_proto::map::{self, ClusterMap, Node, Role, Run, RunSeen, Target, TargetState};
 use weir_proto::version::check_level;
 use weir_proto::{Error, NodeId, Result, RunId, TargetId};
@@ -160,7 +160,7 @@ impl Members {
             if report.failed && target_failed(map, report.target) {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
-            self.judge_stall(map, &report);
+            self.note_stall(map, &report);
             self.note_position(report.target, report.position);
             self.reports.insert(report.target, report);
         }
@@ -173,7 +173,7 @@ impl Members {
     }
 
     /// Whether the target's disk hangs so long that the target counts as one that does not answer.
-    pub fn judge_stall(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
+    pub fn note_stall(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
         let (target, hangs) = (report.target, Duration::from_millis(report.stalled_ms.into()));
         let is_out = hangs >= GONE_AFTER || hangs >= STALLED_AFTER && is_spare(map, target);
         if is_out && self.suspects.insert(target) {
@@ -242,7 +242,7 @@ impl Members {
             .nodes
             .iter()
             .map(|n| {
-                (n.id, judge(self.by_node.get(&n.id).map_or(Presence::Gone, |m| m.presence), now, limits))
+                (n.id, evaluate(self.by_node.get(&n.id).map_or(Presence::Gone, |m| m.presence), now, limits))
             })
             .collect();
         for (node, verdict) in verdicts {

@@ -167,7 +167,7 @@ fn silence_takes_a_node_down_and_it_must_join_again() {
 }
 
 #[test]
-fn after_a_restart_members_are_awaited_then_judged() {
+fn after_a_restart_members_are_awaited_then_evaluated() {
     let mut world = World::with_six();
     world.members = Members::awaiting(&world.map, &Positions::new(), at(10_000));
     world.reconcile(at(10_500));
@@ -249,8 +249,8 @@ fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
         (1..=3).filter(|n| world.target(*n) == TargetState::Down).count()
     };
     assert_eq!((after(9_999), after(10_000), after(14_999), after(15_000)), (0, 1, 1, 3));
-    assert!(world.members.judge_stall(&world.map, &quiet(1, 20_000)), "still");
-    assert!(!world.members.judge_stall(&world.map, &quiet(1, 0)), "it goes on");
+    assert!(world.members.note_stall(&world.map, &quiet(1, 20_000)), "still");
+    assert!(!world.members.note_stall(&world.map, &quiet(1, 0)), "it goes on");
 }
 
 #[test]

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_too_far_behind_gets_the_whole_map() {
+    fn a_node_too_far_behind_gets_the_whole_map() {
         let mut map = cluster(6, "ec:4+2");
         let news = News::new(Arc::new(map.clone()));
         for n in 0..STEPS_MAX + 1 {
@@ -162,20 +162,20 @@ mod tests {
         assert!(create_groups(&mut map, 4800));
         assert_eq!(map.groups.len(), 4096);
         let news = News::new(Arc::new(map.clone()));
-        let told_of = |t: u32| {
+        let bytes_of = |t: u32| {
             let mut down = map.clone();
             assert!(target_down(&mut down, TargetId(t)));
             changes(&map, &down).unwrap().to_bytes().len()
         };
-        assert!((1..=4800).step_by(96).map(told_of).max() < Some(4096));
+        assert!((1..=4800).step_by(96).map(bytes_of).max() < Some(4096));
         for change in [target_down, target_back] {
             let before = Arc::new(map.clone());
             assert!(change(&mut map, TargetId(17)));
             map.version += 1;
             news.publish(Arc::new(map.clone()));
-            let told = news.since(before.version).unwrap();
-            assert!(told.len() < 4096, "{} bytes", told.len());
-            assert_eq!(*read(&told).apply(&before).unwrap().unwrap(), map);
+            let encoded = news.since(before.version).unwrap();
+            assert!(encoded.len() < 4096, "{} bytes", encoded.len());
+            assert_eq!(*read(&encoded).apply(&before).unwrap().unwrap(), map);
         }
     }
 

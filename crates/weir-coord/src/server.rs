@@ -5,17 +5,19 @@
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
 use crate::clocks::ReportedClocks;
+use crate::collecting::collect;
 use crate::conditions::Reported;
 use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
 use crate::enrol::Office;
 use crate::events::Events;
 use crate::followers::Followers;
-use crate::gathering::gather;
 use crate::kept_map::KeptMap;
 use crate::members::Members;
 use crate::news::News;
-use crate::owner::{Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY, REBUILD_KEY, Seat};
+use crate::owner::{
+    Answer, EVENTS_MAX, Event, Kept, Leadership, Owner, POSITIONS_KEY, PROGRESS_KEY, REBUILD_KEY,
+};
 use crate::placing::Placing;
 use crate::records::{decode_positions, decode_progress, decode_wishes};
 use crate::replacing::Replacing;
@@ -39,7 +41,7 @@ use weir_proto::map::{ClusterMap, Settings};
 use weir_proto::news::CarriesMap;
 use weir_proto::sender::Sender;
 use weir_proto::version::{Program, check_level};
-use weir_proto::watch::Gather;
+use weir_proto::watch::Collect;
 use weir_proto::{ClusterId, Error, NamespaceId, Request, Result};
 use weir_rpc::{Call, Connection, Handled, Policy, Proved, Reply, Service, Trust};
 
@@ -162,7 +164,7 @@ impl Coordinator {
             cut_links: Default::default(),
             program: config.program,
             ends: false,
-            seat: Seat {
+            leadership: Leadership {
                 name: config.name,
                 trust: certified.as_ref().map(|certified| certified.trust.clone()),
                 term: config.term,
@@ -425,10 +427,10 @@ impl Coordinator {
                 call.decode::<GetWaits>()?;
                 Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
             }
-            Gather::METHOD => {
-                let asked = call.decode::<Gather>()?;
+            Collect::METHOD => {
+                let asked = call.decode::<Collect>()?;
                 let peers = self.followers.processes(asked.after);
-                Handled::Later(Box::pin(gather(self.env.clone(), self.name.clone(), asked, peers)))
+                Handled::Later(Box::pin(collect(self.env.clone(), self.name.clone(), asked, peers)))
             }
             ReportEvents::METHOD | GetEvents::METHOD | MarkEvents::METHOD => self.log.answer(call)?,
             TokenCreate::METHOD..=CertificateKept::METHOD => {

@@ -113,14 +113,14 @@ fn waits(watch: &Watch, asked: &ListWaits) -> WaitsListed {
         watch.waits.list(now, min_ns).iter().map(|(record, age)| wait(record, *age, 0)).collect();
     listed.truncate(ROWS_MAX);
     let since = now.saturating_sub(u64::from(asked.since_s) * 1000 * MS_NS);
-    let past = match asked.since_s {
+    let ended = match asked.since_s {
         0 => Vec::new(),
-        _ => watch.waits.past(since, min_ns.max(KEPT_NS)),
+        _ => watch.waits.ended(since, min_ns.max(KEPT_NS)),
     };
     let ago = |ended_ns: u64| (now.saturating_sub(ended_ns) / MS_NS).max(1);
-    let past = past.iter().take(ROWS_MAX - listed.len());
-    let past = past.map(|past| wait(&past.record, past.lasted_ns, ago(past.ended_ns))).collect();
-    WaitsListed { now: listed, past }
+    let ended = ended.iter().take(ROWS_MAX - listed.len());
+    let ended = ended.map(|ended| wait(&ended.record, ended.lasted_ns, ago(ended.ended_ns))).collect();
+    WaitsListed { now: listed, ended }
 }
 
 fn wait(record: &WaitRecord, lasted_ns: u64, ended_ms: u64) -> WaitSeen {

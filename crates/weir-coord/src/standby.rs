@@ -63,7 +63,7 @@ pub struct Lead {
     env: Env,
     store: Arc<dyn Store>,
     lease: LeaseId,
-    keeping: Mutex<Option<TaskHandle>>,
+    renewal: Mutex<Option<TaskHandle>>,
     term: Term,
 }
 
@@ -115,9 +115,9 @@ async fn try_to_lead(
         }
     }
     let (state, term) = watch::channel(State { ends, over: None });
-    let keeping = keep(env.clone(), store.clone(), lease, state);
-    let keeping = Mutex::new(Some(env.tasks.spawn("keep the coordinator's lease", keeping)));
-    let lead = Lead { env: env.clone(), store: store.clone(), lease, keeping, term: Term(term) };
+    let renewal = keep(env.clone(), store.clone(), lease, state);
+    let renewal = Mutex::new(Some(env.tasks.spawn("keep the coordinator's lease", renewal)));
+    let lead = Lead { env: env.clone(), store: store.clone(), lease, renewal, term: Term(term) };
     lead.term.check(env.clock.now())?;
     Ok(Some(lead))
 }
@@ -168,9 +168,9 @@ impl Lead {
 
     /// Before an orderly end: another coordinator may lead at once.
     pub async fn resign(&self) {
-        let keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(keeping) = keeping {
-            keeping.abort();
+        let renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(renewal) = renewal {
+            renewal.abort();
         }
         match self.env.clock.timeout(END_PATIENCE, self.store.end_lease(self.lease)).await {
             Ok(Ok(())) => {}
@@ -182,9 +182,9 @@ impl Lead {
 
 impl Drop for Lead {
     fn drop(&mut self) {
-        let keeping = self.keeping.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(keeping) = keeping {
-            keeping.abort();
+        let renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(renewal) = renewal {
+            renewal.abort();
         }
     }
 }

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_listed_until_it_says_otherwise_or_nothing() {
+    fn waits_are_listed_until_they_end_or_the_client_is_silent() {
         let mut waits = ReportedWaits::default();
         waits.note(reported("a", &["x\u{1b}[2J"]), at(0));
         waits.note(reported("b", &["y"]), at(10));

@@ -1,8 +1,8 @@
 //! Claims about a coordinator, its members and its observers, in a simulated world.
 #[path = "parts/clocks.rs"]
 mod clocks;
-#[path = "parts/gathering.rs"]
-mod gathering;
+#[path = "parts/collecting.rs"]
+mod collecting;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_rep
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
 use weir_proto::coord::{
-    FinishUpgrade, GetMap, Join, Joined, Suspicion, TargetHistory, AnnouncedTarget, TargetReport,
+    AnnouncedTarget, FinishUpgrade, GetMap, Join, Joined, Suspicion, TargetHistory, TargetReport,
 };
 use weir_proto::data::{StatTarget, TargetStat};
 use weir_proto::map::{ClusterMap, Member, MemberState, Role, TargetState};
@@ -474,7 +474,7 @@ fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
 }
 
 #[test]
-fn who_leaves_is_down_at_once() {
+fn a_node_that_leaves_is_down_at_once() {
     let lab = Lab::new(8);
     lab.world.run(async {
         let _c = lab.coordinator().await;
@@ -607,8 +607,8 @@ fn peers_of_both_protocol_versions_have_one_map() {
             );
         }
         assert_eq!((asked[0].0.map.as_ref(), asked[0].1.len()), (Some(&map), 0));
-        let told = MapNews::from_bytes(&asked[1].1).unwrap();
-        assert_eq!((&asked[1].0.map, told), (&None, MapNews::Whole { map }));
+        let news = MapNews::from_bytes(&asked[1].1).unwrap();
+        assert_eq!((&asked[1].0.map, news), (&None, MapNews::Whole { map }));
     });
 }
 
@@ -703,7 +703,7 @@ fn maps_and_epochs_never_go_back_whatever_fails() {
 
 /// As on a machine whose processor is taken for ten times the silence that is forgiven.
 #[test]
-fn a_coordinator_that_stood_still_takes_nobody_for_dead() {
+fn a_stalled_coordinator_declares_no_node_dead() {
     let lab = Lab::new(12);
     let world = lab.world.clone();
     lab.world.clone().run(async move {

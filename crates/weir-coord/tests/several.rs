@@ -27,7 +27,7 @@ struct Lab {
     etcd: SimEtcd,
     weather: Arc<BTreeMap<&'static str, Arc<Mutex<Weather>>>>,
     /// Changes that were acknowledged.
-    stands: Arc<Mutex<BTreeSet<String>>>,
+    acknowledged: Arc<Mutex<BTreeSet<String>>>,
     statuses: Arc<Mutex<u64>>,
 }
 
@@ -73,7 +73,7 @@ impl Lab {
             world: World::new(seed, SimConfig::default()),
             etcd: SimEtcd::default(),
             weather: Arc::new(COORDINATORS.map(|name| (name, Arc::default())).into()),
-            stands: Arc::default(),
+            acknowledged: Arc::default(),
             statuses: Arc::default(),
         }
     }
@@ -116,7 +116,7 @@ impl Lab {
         for n in 0..HOME_RULES_MAX - 1 {
             let place = format!("file:///{n}");
             if cluster.allow_home(HomeRule::plain(&place)).await.is_ok() {
-                self.stands.lock().unwrap().insert(place);
+                self.acknowledged.lock().unwrap().insert(place);
             }
             self.world.sleep(Duration::from_millis(600)).await;
         }
@@ -124,10 +124,13 @@ impl Lab {
 
     async fn read(self, cluster: Cluster, seed: u64) {
         loop {
-            let stands = self.stands.lock().unwrap().clone();
+            let acknowledged = self.acknowledged.lock().unwrap().clone();
             if let Ok(status) = cluster.status().await {
                 let shown = places(&status.map);
-                assert!(stands.is_subset(&shown), "seed {seed}: the status is old: {stands:?} in {shown:?}");
+                assert!(
+                    acknowledged.is_subset(&shown),
+                    "seed {seed}: the status is old: {acknowledged:?} in {shown:?}"
+                );
                 *self.statuses.lock().unwrap() += 1;
             }
             self.world.sleep(Duration::from_millis(50)).await;
@@ -182,9 +185,9 @@ fn run(seed: u64) -> (usize, u64) {
         }
         tried.unwrap_or_else(|e| panic!("seed {seed}: no coordinator takes changes again: {e}"));
         let map = writer.status().await.unwrap().map;
-        let stands = lab.stands.lock().unwrap().clone();
-        assert!(stands.is_subset(&places(&map)), "seed {seed}: an acknowledged change is gone");
-        (stands.len(), *lab.statuses.lock().unwrap())
+        let acknowledged = lab.acknowledged.lock().unwrap().clone();
+        assert!(acknowledged.is_subset(&places(&map)), "seed {seed}: an acknowledged change is gone");
+        (acknowledged.len(), *lab.statuses.lock().unwrap())
     })
 }
 
@@ -192,8 +195,8 @@ fn run(seed: u64) -> (usize, u64) {
 fn whatever_ends_an_acknowledged_change_stays() {
     let (mut changes, mut statuses) = (0, 0);
     for seed in 0..SEEDS {
-        let (stand, shown) = run(seed);
-        changes += stand;
+        let (acknowledged, shown) = run(seed);
+        changes += acknowledged;
         statuses += shown;
     }
     println!("{SEEDS} seeds: {changes} changes acknowledged, {statuses} statuses compared");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The newest piece has a weight of 1/8.
-const PIECES: u64 = 8;
+const WEIGHT: u64 = 8;
 /// A piece counts as at most this multiple of the limit: a single outlier on a disk that is otherwise fast
 /// does not reach it.
 const COUNTED_LIMITS: u32 = 6;
@@ -28,7 +28,7 @@ impl Pace {
     pub fn took(&self, took: Duration) {
         let took = took.min(self.limit * COUNTED_LIMITS).as_nanos() as u64;
         let mean = self.mean_ns.load(Relaxed);
-        self.mean_ns.store((mean * (PIECES - 1) + took) / PIECES, Relaxed);
+        self.mean_ns.store((mean * (WEIGHT - 1) + took) / WEIGHT, Relaxed);
     }
 
     pub fn is_quick(&self) -> bool {
@@ -45,13 +45,13 @@ mod tests {
     const SLOW: Duration = Duration::from_millis(2);
 
     /// The number of pieces that run in place.
-    fn here(pace: &Pace, pieces: impl IntoIterator<Item = Duration>) -> usize {
+    fn here(pace: &Pace, tasks: impl IntoIterator<Item = Duration>) -> usize {
         let one = |took| {
             let here = pace.is_quick();
             pace.took(took);
             usize::from(here)
         };
-        pieces.into_iter().map(one).sum()
+        tasks.into_iter().map(one).sum()
     }
 
     #[test]

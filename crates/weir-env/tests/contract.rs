@@ -48,7 +48,7 @@ contract!(
     disk_open_modes,
     disk_direct_wants_alignment,
     disk_allocate_and_punch_read_as_zeros,
-    disk_set_len_cuts_and_extends_with_zeros,
+    disk_set_len_truncates_and_extends_with_zeros,
     disk_rename_replaces,
     disk_read_dir_is_sorted,
     disk_missing_names_are_not_found,
@@ -67,7 +67,7 @@ contract!(
     net_one_listener_per_address,
     net_address_is_free_after_drop,
     clock_sleeps_as_long_as_asked,
-    clock_timeout_cuts,
+    clock_timeout_ends_the_wait,
     rng_differs,
     tasks_abort_ends_a_task,
     tasks_blocking_returns_its_result,
@@ -163,7 +163,7 @@ async fn disk_allocate_and_punch_read_as_zeros(env: Env, dir: PathBuf) {
     assert!(bytes.iter().enumerate().all(|(at, b)| *b == expected(at)));
 }
 
-async fn disk_set_len_cuts_and_extends_with_zeros(env: Env, dir: PathBuf) {
+async fn disk_set_len_truncates_and_extends_with_zeros(env: Env, dir: PathBuf) {
     let file = env.disk.open(&dir.join("f"), OpenMode::WRITE).unwrap();
     file.write_all_at(&[1; 10_000], 0).unwrap();
     file.set_len(5000).unwrap();
@@ -430,7 +430,7 @@ async fn clock_sleeps_as_long_as_asked(env: Env, _: PathBuf) {
     env.clock.sleep_until(start).await; // in the past: at once
 }
 
-async fn clock_timeout_cuts(env: Env, _: PathBuf) {
+async fn clock_timeout_ends_the_wait(env: Env, _: PathBuf) {
     let never = env.clock.timeout(Duration::from_millis(20), std::future::pending::<()>()).await;
     assert_eq!(never, Err(TimedOut));
     assert_eq!(env.clock.timeout(Duration::ZERO, async { 7 }).await, Ok(7), "what is ready wins");

@@ -128,7 +128,7 @@ fn time_passes_only_when_nothing_can_run() {
 }
 
 #[test]
-fn nobody_blocks_where_the_disk_is_slow_or_hangs() {
+fn no_task_blocks_where_the_disk_is_slow_or_hangs() {
     let world = World::new(1, SimConfig::default());
     world.run(async {
         let nodes = ["a", "b"].map(|name| world.node(name));

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_asks_for_is_read() {
+    fn lock_requests_of_the_kernel_are_decoded() {
         let who = owner(LockOwner(9), true);
         assert_eq!(who, Owner { space: LockSpace::Flock, id: 9 });
         let asked = wish(who, 0, u64::MAX, libc::F_WRLCK, 4).unwrap();

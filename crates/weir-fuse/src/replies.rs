@@ -185,10 +185,10 @@ pub fn reply_data(reply: ReplyData, result: Result<Vec<Bytes>>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_xattr(reply: ReplyXattr, room: u32, result: Result<Bytes>) {
+pub fn reply_xattr(reply: ReplyXattr, buffer_len: u32, result: Result<Bytes>) {
     match result {
-        Ok(value) if room == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > room as usize => reply.error(Errno::ERANGE),
+        Ok(value) if buffer_len == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > buffer_len as usize => reply.error(Errno::ERANGE),
         Ok(value) => reply.data(&value),
         Err(e) => reply.error(refused(&e)),
     }

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_after_a_request_is_not_old() {
+    fn facts_newer_than_a_request_are_not_old() {
         let known = Known { of: 1, since_ns: 5 };
         assert!(!known.is_old(4) && !known.is_old(5 + KNOWN_FOR_NS) && known.is_old(6 + KNOWN_FOR_NS));
     }

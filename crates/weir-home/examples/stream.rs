@@ -29,13 +29,12 @@ fn show(what: &str, bytes: u64, begun: Instant) -> f64 {
     rate
 }
 
-async fn send(home: &dyn Home, at: &HomePath, piece: &Bytes, size: u64, extent: u64) {
+async fn send(home: &dyn Home, at: &HomePath, part: &Bytes, size: u64, extent: u64) {
     let made = home.make(at, &Make::File, &attrs()).await.unwrap();
     let writer = home.open_write(at, &Expect::Unchanged(made)).await.unwrap();
     for from in (0..size).step_by(extent as usize) {
         let len = extent.min(size - from);
-        let parts =
-            (0..len.div_ceil(MIB)).map(|n| piece.slice(..(len - n * MIB).min(MIB) as usize)).collect();
+        let parts = (0..len.div_ceil(MIB)).map(|n| part.slice(..(len - n * MIB).min(MIB) as usize)).collect();
         writer.write_at(from, parts).await.unwrap();
         if size > extent {
             writer.sync().await.unwrap();
@@ -44,20 +43,20 @@ async fn send(home: &dyn Home, at: &HomePath, piece: &Bytes, size: u64, extent: 
     writer.finish(size, &attrs()).await.unwrap();
 }
 
-fn plain(path: &Path, piece: &[u8], size: u64) {
+fn plain(path: &Path, part: &[u8], size: u64) {
     let mut file = std::fs::File::create(path).unwrap();
     for _ in 0..size / MIB {
-        file.write_all(piece).unwrap();
+        file.write_all(part).unwrap();
     }
     file.sync_all().unwrap();
 }
 
-fn plain_files(dir: &Path, piece: &Bytes) {
+fn plain_files(dir: &Path, part: &Bytes) {
     std::thread::scope(|threads| {
         for writer in 0..WRITERS {
             threads.spawn(move || {
                 for n in (writer..FILES).step_by(WRITERS as usize) {
-                    plain(&dir.join(n.to_string()), piece, FILE_BYTES);
+                    plain(&dir.join(n.to_string()), part, FILE_BYTES);
                 }
             });
         }
@@ -70,7 +69,7 @@ async fn main() {
         eprintln!("usage: stream DIRECTORY");
         std::process::exit(2);
     };
-    let piece = Bytes::from((0..MIB).map(|n| (n * 7 / 3) as u8).collect::<Vec<_>>());
+    let part = Bytes::from((0..MIB).map(|n| (n * 7 / 3) as u8).collect::<Vec<_>>());
     let config = FileHomeConfig {
         only_of: None,
         below: None,
@@ -87,29 +86,29 @@ async fn main() {
 
     for round in 0..2 {
         let begun = Instant::now();
-        plain(&dir.join("plain"), &piece, STREAM_BYTES);
+        plain(&dir.join("plain"), &part, STREAM_BYTES);
         let disk = show("one stream, plain", STREAM_BYTES, begun);
         std::fs::remove_file(dir.join("plain")).unwrap();
         let begun = Instant::now();
-        send(&*home, &path("stream"), &piece, STREAM_BYTES, EXTENT_BYTES).await;
+        send(&*home, &path("stream"), &part, STREAM_BYTES, EXTENT_BYTES).await;
         let ours = show("one stream, home", STREAM_BYTES, begun);
         std::fs::remove_file(dir.join("stream")).unwrap();
         println!("round {round}: {:.0} %", ours / disk * 100.0);
 
         std::fs::create_dir(dir.join("plain-files")).unwrap();
         let begun = Instant::now();
-        plain_files(&dir.join("plain-files"), &piece);
+        plain_files(&dir.join("plain-files"), &part);
         let disk = show("1,000 files, plain", FILES * FILE_BYTES, begun);
         std::fs::remove_dir_all(dir.join("plain-files")).unwrap();
         home.make(&path("files"), &Make::Directory, &Attrs { mode: 0o755, ..attrs() }).await.unwrap();
         let begun = Instant::now();
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (home, piece) = (home.clone(), piece.clone());
+                let (home, part) = (home.clone(), part.clone());
                 tokio::spawn(async move {
                     for n in (writer..FILES).step_by(WRITERS as usize) {
                         let at = HomePath::parse(format!("files/{n}")).unwrap();
-                        send(&*home, &at, &piece, FILE_BYTES, EXTENT_BYTES).await;
+                        send(&*home, &at, &part, FILE_BYTES, EXTENT_BYTES).await;
                     }
                 })
             })

@@ -147,7 +147,7 @@ mod tests {
     use FaultKind::*;
 
     #[test]
-    fn each_errno_has_its_lane() {
+    fn each_errno_has_its_kind_of_fault() {
         let table: &[(FaultKind, &[i32])] = &[
             (Full, &[28, 122]),
             (Denied, &[1, 13, 30]),

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_survive_the_wire_and_long_ones_are_refused() {
+    fn fingerprints_survive_the_wire_and_long_ones_are_refused() {
         for expect in [Expect::Ours(fingerprint()), Expect::Unchanged(fingerprint())] {
             assert_eq!(Expect::from_bytes(&expect.to_bytes()).unwrap(), expect);
         }

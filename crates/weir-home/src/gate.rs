@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_away_while_waiting_leaves_nothing_behind() {
+    fn a_cancelled_wait_holds_no_permit() {
         let gate = Gate::new(1);
         let first = gate.try_pass(1).unwrap();
         {

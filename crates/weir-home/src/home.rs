@@ -164,7 +164,7 @@ pub trait Home: Send + Sync + 'static {
 
     /// The range that a piece of a file at `offset` should have to suit this home, of about `bytes_wanted`.
     /// Only the last piece of a file may be shorter.
-    fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64>;
+    fn part(&self, offset: u64, bytes_wanted: u64) -> Range<u64>;
 
     /// Opens a file to write. `Expect::Unchanged` if it was not written since that fingerprint;
     /// `Expect::Ours` if one of our movers may have written it (another mover writes it too, or one died

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_lead_outside_is_refused() {
+    fn paths_that_could_lead_outside_are_refused() {
         for text in ["a/../b", "..", ".", "a//b", "a/./b", "a\0b", ".weir-home", "x/.weir-home-1"] {
             assert!(HomePath::parse(text).is_err(), "{text:?}");
         }

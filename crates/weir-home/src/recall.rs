@@ -13,7 +13,7 @@ use weir_proto::relation::{HomePlace, RECEIPT_BLOCK, Receipt};
 use weir_proto::{Error, Result};
 
 /// Bytes read at a time, at least.
-const PIECE_BYTES: u64 = 4 << 20;
+const PART_BYTES: u64 = 4 << 20;
 /// How often a file that movers write meanwhile is reopened for one piece of it.
 const OPENED_AGAIN_MAX: usize = 8;
 
@@ -148,7 +148,7 @@ pub async fn bring(
     let mut check = Check::new(blocks);
     let mut sums = Sums::default();
     let stripe = recall.work.layout.stripe_bytes();
-    let step = stripe * PIECE_BYTES.div_ceil(stripe);
+    let step = stripe * PART_BYTES.div_ceil(stripe);
     for (start, end, fills) in [(first, from, false), (from, to, true), (to, last, false)] {
         let mut at = start;
         while at < end {
@@ -242,7 +242,7 @@ mod tests {
     use weir_proto::checksum::crc32c;
 
     #[test]
-    fn what_was_read_is_known_by_its_blocks() {
+    fn data_that_was_read_is_verified_by_blocks() {
         let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i / 5) as u8).collect();
         let wished: Vec<u32> = bytes.chunks(RECEIPT_BLOCK as usize).map(crc32c).collect();
         for step in [1 << 20, 999_983, 9_000_000] {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_what_was_shipped_is_seen_whatever_the_pieces() {
+    fn data_other_than_what_was_shipped_is_found_in_any_parts() {
         let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i * 7 + i / 256) as u8).collect();
         let sums =
             |from: usize, to: usize| bytes[from..to].chunks(RECEIPT_BLOCK as usize).map(crc32c).collect();

@@ -56,7 +56,7 @@ pub struct Tuner {
     streams: usize,
     window_bytes: u64,
     /// The recent shortest time of a piece.
-    piece_took: Option<Duration>,
+    part_took: Option<Duration>,
     most: usize,
     /// Given, and not tuned.
     fixed: Option<Choice>,
@@ -74,7 +74,7 @@ impl Tuner {
         Tuner {
             streams: STREAMS_MIN_START.min(most),
             window_bytes: WINDOW_MIN,
-            piece_took: None,
+            part_took: None,
             most,
             fixed: None,
             before: None,
@@ -102,9 +102,9 @@ impl Tuner {
 
     /// Pieces took this long, each, from read to write, at this rate of bytes written home. The window
     /// becomes twice the bytes in flight, if pieces do not wait behind others of ours.
-    pub fn piece_took(&mut self, took: Duration, bytes_per_s: f64) {
-        let least = self.piece_took.map_or(took, |least| least.mul_f64(FORGET).min(took));
-        self.piece_took = Some(least);
+    pub fn part_took(&mut self, took: Duration, bytes_per_s: f64) {
+        let least = self.part_took.map_or(took, |least| least.mul_f64(FORGET).min(took));
+        self.part_took = Some(least);
         let on_the_way = 2.0 * bytes_per_s * least.as_secs_f64();
         self.window_bytes = (on_the_way as u64).clamp(WINDOW_MIN, WINDOW_MAX);
     }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_limits_is_where_the_time_goes() {
+    fn the_bottleneck_is_where_the_time_is_spent() {
         let ms = Duration::from_millis;
         let choice = Choice { streams: 7, window_bytes: 1, extent_bytes: 2 };
         for (reading, writing, files, count, words) in [
@@ -293,7 +293,7 @@ mod tests {
         let mut tuner = Tuner::fixed(choice);
         for rate in 1..100 {
             tuner.measured(f64::from(rate * rate));
-            tuner.piece_took(Duration::from_secs(1), 1e9);
+            tuner.part_took(Duration::from_secs(1), 1e9);
         }
         assert_eq!(tuner.choice(), choice);
     }
@@ -301,7 +301,7 @@ mod tests {
     proptest! {
         /// For each path the result is soon within a tenth of the optimum, and stays there.
         #[test]
-        fn what_is_found_is_near_the_best(
+        fn the_chosen_streams_reach_nearly_the_best_rate(
             each in 1.0f64..50.0,
             streams in 1.0f64..64.0,
             loss in 0.0f64..0.005,
@@ -318,7 +318,7 @@ mod tests {
         #[test]
         fn the_window_is_within_its_limits(took_ms in 0u64..100_000, rate in 0.0f64..1e12) {
             let mut tuner = Tuner::new(16);
-            tuner.piece_took(Duration::from_millis(took_ms), rate);
+            tuner.part_took(Duration::from_millis(took_ms), rate);
             let window = tuner.choice().window_bytes;
             prop_assert!((WINDOW_MIN..=WINDOW_MAX).contains(&window));
             prop_assert!(window == WINDOW_MAX || window as f64 + 1.0 >= 2.0 * rate * took_ms as f64 / 1e3);
@@ -328,15 +328,15 @@ mod tests {
         #[test]
         fn a_window_does_not_grow_by_what_it_holds_up(took_ms in 100u64..1000) {
             let mut tuner = Tuner::new(16);
-            tuner.piece_took(Duration::from_millis(50), 1e9);
+            tuner.part_took(Duration::from_millis(50), 1e9);
             let before = tuner.choice().window_bytes;
             for _ in 0..10 {
-                tuner.piece_took(Duration::from_millis(took_ms), 1e9);
+                tuner.part_took(Duration::from_millis(took_ms), 1e9);
             }
             prop_assert!(tuner.choice().window_bytes <= before + before / 4);
             // A path that has become slower is detected after a while.
             for _ in 0..1000 {
-                tuner.piece_took(Duration::from_millis(took_ms), 1e8);
+                tuner.part_took(Duration::from_millis(took_ms), 1e8);
             }
             prop_assert!(tuner.choice().window_bytes as f64 + 1.0 >= 2.0 * 1e8 * took_ms as f64 / 1e3);
         }

@@ -26,7 +26,7 @@ const AT_ONCE: usize = 16;
 /// Entries of a page of a directory.
 const PAGE: u32 = 1024;
 /// Bytes read at a time.
-const PIECE_BYTES: u64 = 4 << 20;
+const PART_BYTES: u64 = 4 << 20;
 /// A difference that may be a change in flight is checked again after this pause, this number of times.
 const AGAIN: Duration = Duration::from_millis(200);
 const TRIES: u32 = 25;
@@ -281,7 +281,7 @@ impl Verify {
         let (mut check, mut at) = (Check::new(blocks), 0);
         let reader = self.home.open_read(&path, &expect).await?;
         while at < size {
-            let len = PIECE_BYTES.min(size - at);
+            let len = PART_BYTES.min(size - at);
             let bytes = read(&*reader, &path, at, len).await?;
             check
                 .feed(at, &bytes)

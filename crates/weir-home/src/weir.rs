@@ -55,7 +55,7 @@ struct Calls {
     env: Env,
     deadline: std::time::Duration,
     at_once: usize,
-    room: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
 }
 
 struct Inner {
@@ -130,8 +130,8 @@ impl WeirHome {
             inner.check_mark(&config.relation, config.is_new).await?;
         }
         let at_once = config.limits.threads_max;
-        let room = Arc::new(Semaphore::new(at_once));
-        let calls = Calls { env: env.clone(), deadline: config.limits.deadline, at_once, room };
+        let slots = Arc::new(Semaphore::new(at_once));
+        let calls = Calls { env: env.clone(), deadline: config.limits.deadline, at_once, slots };
         Ok(WeirHome { calls, inner: Arc::new(inner) })
     }
 
@@ -173,11 +173,11 @@ impl Calls {
                     "{url} does not answer ({why}); it is tried again"
                 )))
             };
-            let room = self.env.clock.timeout(self.deadline, self.room.clone().acquire_owned()).await;
-            let Ok(Ok(room)) = room else { return Err(silent("other calls wait for it already")) };
+            let permit = self.env.clock.timeout(self.deadline, self.slots.clone().acquire_owned()).await;
+            let Ok(Ok(permit)) = permit else { return Err(silent("other calls wait for it already")) };
             self.env.tasks.spawn("call at home", async move {
                 let done = work.await;
-                drop(room);
+                drop(permit);
                 let _ = tx.send(done); // the caller may have given up: the change stays
             });
             rx.await.unwrap_or_else(|_| Err(silent("this node is stopping")))
@@ -387,7 +387,7 @@ impl Home for WeirHome {
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
+    fn part(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
         offset..offset.saturating_add(bytes_wanted.max(1))
     }
     fn open_write<'a>(
@@ -453,8 +453,8 @@ mod tests {
     use FaultKind::*;
 
     #[test]
-    fn each_kind_has_its_lane() {
-        for (kind, lane) in [
+    fn each_kind_of_error_has_its_kind_of_fault() {
+        for (kind, fault) in [
             (ErrorKind::NoSpace, Full),
             (ErrorKind::OverQuota, Full),
             (ErrorKind::Denied, Denied),
@@ -469,7 +469,7 @@ mod tests {
             (ErrorKind::Name(NameRule::CrossVolume), Broken),
             (ErrorKind::Name(NameRule::TooLong), Broken),
         ] {
-            assert_eq!(map_kind(kind).0, lane, "{kind:?}");
+            assert_eq!(map_kind(kind).0, fault, "{kind:?}");
         }
     }
 }

@@ -102,7 +102,7 @@ impl Core {
         let folded = tree.folded()?;
         let version = if mark.is_some() { WITH_EPOCHS } else { PLAIN };
         let keep_bytes = config.journal_keep_bytes;
-        let found = find(&shelf, Wanted { folded, cut: None, keep_bytes, version }, mark)?;
+        let found = find(&shelf, Wanted { folded, truncate_to: None, keep_bytes, version }, mark)?;
         check_mark(mark, found.epochs.last_epoch()).map_err(|e| e.doing(shelf.dir.display().to_string()))?;
         let base = tree.snapshot()?;
         let (role, durable) = match mark {
@@ -324,7 +324,7 @@ impl Core {
             )));
         }
         self.journal.flush()?;
-        let mark = Mark { epoch: writer.role.epoch(), begun: Begun::Cut(to) };
+        let mark = Mark { epoch: writer.role.epoch(), begun: Begun::Truncation(to) };
         self.write_mark(mark)?;
         self.env.tasks.crash_point(crash_points::TRUNCATION_NOTED);
         let done = self.reload(writer, folded, mark);
@@ -333,7 +333,7 @@ impl Core {
 
     fn reload(&self, writer: &mut Writer, folded: Folded, mark: Mark) -> Result<()> {
         let mut reserve = lock(&self.reserve); // no other thread makes a segment meanwhile
-        let wanted = Wanted { folded, cut: None, keep_bytes: self.keep_bytes, version: WITH_EPOCHS };
+        let wanted = Wanted { folded, truncate_to: None, keep_bytes: self.keep_bytes, version: WITH_EPOCHS };
         let mut found = Found::from(find(&self.shelf, wanted, Some(mark))?, None);
         self.journal.restart(&found.tail, found.state.seq)?;
         let mut state = self.state_mut();
@@ -352,8 +352,8 @@ impl Core {
 
 /// Reads the journal, and completes a truncation that was interrupted.
 fn find(shelf: &Shelf, wanted: Wanted, mark: Option<Mark>) -> Result<Recovered> {
-    let Some(Mark { epoch, begun: Begun::Cut(to) }) = mark else { return recover(shelf, wanted) };
-    let found = recover(shelf, Wanted { cut: Some(to), ..wanted })?;
+    let Some(Mark { epoch, begun: Begun::Truncation(to) }) = mark else { return recover(shelf, wanted) };
+    let found = recover(shelf, Wanted { truncate_to: Some(to), ..wanted })?;
     if found.last != to {
         let last = found.last.0;
         return Err(Error::damaged(format!(

@@ -12,13 +12,13 @@ pub const SEGMENT_ENDED: &str = "kv-segment-ended";
 pub const FOLDED: &str = "kv-folded";
 
 /// A copy has recorded that it truncates its records.
-pub const TRUNCATION_NOTED: &str = "kv-cut-noted";
+pub const TRUNCATION_NOTED: &str = "kv-truncate-noted";
 /// The end of the truncated segment is written, not synced.
-pub const TRUNCATION_CLEARED: &str = "kv-cut-cleared";
+pub const TRUNCATION_CLEARED: &str = "kv-truncate-cleared";
 /// A segment after the truncation is removed.
-pub const TRUNCATION_REMOVED: &str = "kv-cut-removed";
+pub const TRUNCATION_REMOVED: &str = "kv-truncate-removed";
 /// The truncation is complete, and its record still exists.
-pub const TRUNCATION_DONE: &str = "kv-cut-done";
+pub const TRUNCATION_DONE: &str = "kv-truncate-done";
 
 /// Crash points of a copy that truncates its records.
 pub const OF_TRUNCATIONS: [&str; 4] =

@@ -188,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_journal_is_one_that_ended_there() {
+    fn a_truncated_journal_is_one_that_ended_there() {
         let of_each = [0, 0, 1, 4, 4];
         for n in 0..=5 {
-            let mut cut = epochs(&of_each);
-            cut.truncate_to(CommitSeq(n as u64));
-            assert_eq!(cut, epochs(&of_each[..n]));
-            cut.push(Epoch(9));
-            assert_eq!(cut.of(CommitSeq(n as u64 + 1)), Some(Epoch(9)));
+            let mut truncated = epochs(&of_each);
+            truncated.truncate_to(CommitSeq(n as u64));
+            assert_eq!(truncated, epochs(&of_each[..n]));
+            truncated.push(Epoch(9));
+            assert_eq!(truncated.of(CommitSeq(n as u64 + 1)), Some(Epoch(9)));
         }
     }
 

@@ -103,12 +103,12 @@ impl Shelf {
 
 /// Rewrites the file's content from `from` to `end`, and syncs it.
 pub(crate) fn rewrite(file: &dyn File, from: u64, end: u64) -> std::io::Result<()> {
-    let mut piece = vec![0; ZEROS_BYTES.min((end - from) as usize)];
+    let mut buffer = vec![0; ZEROS_BYTES.min((end - from) as usize)];
     let mut at = from;
     while at < end {
-        let n = piece.len().min((end - at) as usize);
-        file.read_exact_at(&mut piece[..n], at)?;
-        file.write_all_at(&piece[..n], at)?;
+        let n = buffer.len().min((end - at) as usize);
+        file.read_exact_at(&mut buffer[..n], at)?;
+        file.write_all_at(&buffer[..n], at)?;
         at += n as u64;
     }
     file.sync_data()

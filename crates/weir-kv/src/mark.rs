@@ -15,7 +15,7 @@ const BYTES: usize = 40;
 const CHECKSUM_BYTES: usize = 4;
 
 const NOTHING: u64 = 0;
-const CUT: u64 = 1;
+const TRUNCATION: u64 = 1;
 const IMPORT: u64 = 2;
 
 /// A change that has begun, and must be completed at open.
@@ -23,7 +23,7 @@ const IMPORT: u64 = 2;
 pub(crate) enum Begun {
     Nothing,
     /// The records after this one are being removed.
-    Cut(CommitSeq),
+    Truncation(CommitSeq),
     /// The whole state is being replaced: the directory cannot be used before that has ended.
     Import,
 }
@@ -66,7 +66,7 @@ pub(crate) fn remove(disk: &dyn Disk, dir: &Path) -> Result<()> {
 fn encode(mark: Mark) -> [u8; BYTES] {
     let (begun, to) = match mark.begun {
         Begun::Nothing => (NOTHING, 0),
-        Begun::Cut(seq) => (CUT, seq.0),
+        Begun::Truncation(seq) => (TRUNCATION, seq.0),
         Begun::Import => (IMPORT, 0),
     };
     let mut bytes = [0; BYTES];
@@ -97,7 +97,7 @@ fn decode(bytes: &[u8]) -> Result<Mark> {
     }
     let begun = match (number(24), number(32)) {
         (NOTHING, _) => Begun::Nothing,
-        (CUT, seq) => Begun::Cut(CommitSeq(seq)),
+        (TRUNCATION, seq) => Begun::Truncation(CommitSeq(seq)),
         (IMPORT, _) => Begun::Import,
         (other, _) => return Err(Error::damaged(format!("{other} is nothing that can be begun"))),
     };
@@ -111,12 +111,12 @@ mod tests {
     /// These bytes are permanent: a change of them is a new format version.
     #[test]
     fn golden_mark() {
-        let mark = Mark { epoch: Epoch(7), begun: Begun::Cut(CommitSeq(300)) };
+        let mark = Mark { epoch: Epoch(7), begun: Begun::Truncation(CommitSeq(300)) };
         let bytes = encode(mark);
         let numbers = b"\x07\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x2c\x01\0\0\0\0\0\0";
         assert_eq!(bytes[4..], [&b"\x01\0\0\0WEIR-CPY"[..], numbers].concat());
         assert_eq!(bytes[..4], crate::format::crc32c(&bytes[4..]).to_le_bytes());
-        for begun in [Begun::Nothing, Begun::Import, Begun::Cut(CommitSeq(0))] {
+        for begun in [Begun::Nothing, Begun::Import, Begun::Truncation(CommitSeq(0))] {
             let mark = Mark { epoch: Epoch(u64::MAX), begun };
             assert_eq!(decode(&encode(mark)), Ok(mark));
         }

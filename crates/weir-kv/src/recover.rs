@@ -59,7 +59,7 @@ pub(crate) struct Recovered {
 pub(crate) struct Wanted {
     pub(crate) folded: Folded,
     /// Records after this one are removed: they were never durable in every copy.
-    pub(crate) cut: Option<CommitSeq>,
+    pub(crate) truncate_to: Option<CommitSeq>,
     /// Folded segments up to this total size are kept.
     pub(crate) keep_bytes: u64,
     /// Format version of a new segment.
@@ -73,7 +73,7 @@ pub(crate) fn recover(shelf: &Shelf, wanted: Wanted) -> Result<Recovered> {
     let mut segments = Vec::new();
     for (i, number) in numbers.iter().enumerate() {
         let expected = folded.segment + 1 + i as u64;
-        if *number != expected && wanted.cut.is_some() {
+        if *number != expected && wanted.truncate_to.is_some() {
             break; // the truncation was interrupted while it removed them
         }
         if *number != expected {
@@ -85,7 +85,7 @@ pub(crate) fn recover(shelf: &Shelf, wanted: Wanted) -> Result<Recovered> {
     for number in numbers.iter().skip(segments.len()) {
         remove(shelf, &shelf.path(*number))?;
     }
-    let walked = Walked { last: folded.seq, epochs, cut: wanted.cut };
+    let walked = Walked { last: folded.seq, epochs, truncate_to: wanted.truncate_to };
     if segments.is_empty() {
         return fresh(shelf, wanted, spare, walked.epochs);
     }
@@ -117,7 +117,7 @@ fn assemble(
             return Err(Error::damaged("the journal's last segment has ended, and its successor is missing"));
         };
         let read = found.read(&mut walked)?;
-        if walked.cut.is_some() && !read.ended {
+        if walked.truncate_to.is_some() && !read.ended {
             shelf.tasks.crash_point(crash_points::TRUNCATION_CLEARED);
         }
         found.make_durable(read.end)?;
@@ -129,9 +129,9 @@ fn assemble(
     for found in segments {
         let (segment, bytes) = (&found.segment, &found.bytes[SEGMENT_HEADER_BYTES..]);
         let is_empty = decode_record(bytes, segment.number, segment.version).is_none();
-        if is_empty && (walked.cut.is_none() || segment.number == tail.segment.number + 1) {
+        if is_empty && (walked.truncate_to.is_none() || segment.number == tail.segment.number + 1) {
             recovered.next.get_or_insert(found.segment);
-        } else if walked.cut.is_some() {
+        } else if walked.truncate_to.is_some() {
             remove(shelf, &segment.path)?;
             shelf.tasks.crash_point(crash_points::TRUNCATION_REMOVED);
         } else {
@@ -141,7 +141,7 @@ fn assemble(
             )));
         }
     }
-    if walked.cut.is_some() {
+    if walked.truncate_to.is_some() {
         let dir = shelf.dir.display();
         let synced = shelf.disk.sync_dir(&shelf.dir);
         synced.map_err(|e| Error::from_io(format!("sync the journal's directory {dir}"), &e))?;
@@ -167,7 +167,7 @@ fn read_kept(shelf: &Shelf, old: Vec<u64>, folded: Folded) -> Result<(Vec<Kept>,
         let Some(first) = decode_record(records, *number, segment.version) else { break };
         let start = || (CommitSeq(first.seq.0.saturating_sub(1)), Epochs::new(first.seq, first.epoch));
         let (last, known): (CommitSeq, Epochs) = epochs.take().unwrap_or_else(start);
-        let mut walked = Walked { last, epochs: known, cut: None };
+        let mut walked = Walked { last, epochs: known, truncate_to: None };
         let Ok(Contents { ended: true, .. }) = walk(&found.bytes, segment, &"segment", &mut walked) else {
             break;
         };
@@ -227,7 +227,7 @@ struct Walked {
     last: CommitSeq,
     epochs: Epochs,
     /// Reading ends after this one.
-    cut: Option<CommitSeq>,
+    truncate_to: Option<CommitSeq>,
 }
 
 /// The records of a segment, continuing after `walked.last`, up to its end or to the first invalid one.
@@ -253,7 +253,7 @@ fn walk_records(
         if record.body.is_empty() || Some(record.seq.0) != last.0.checked_add(1) {
             return Err(damaged(format!("the record {} follows the record {}", record.seq.0, last.0)));
         }
-        if walked.cut.is_some_and(|cut| record.seq > cut) {
+        if walked.truncate_to.is_some_and(|to| record.seq > to) {
             break;
         }
         replay(record.body, &mut delta).map_err(|e| damaged(e.context))?;
@@ -301,7 +301,7 @@ pub fn read_segment(bytes: &[u8]) -> Result<SegmentSummary> {
     // An end record has the number of the previous transaction.
     let before = first.as_ref().map_or(0, |r| r.seq.0.saturating_sub(u64::from(!r.body.is_empty())));
     let epochs = Epochs::new(CommitSeq(before), weir_proto::Epoch(0));
-    let mut walked = Walked { last: CommitSeq(before), epochs, cut: None };
+    let mut walked = Walked { last: CommitSeq(before), epochs, truncate_to: None };
     let contents = walk_records(bytes, number, version, &"segment", &mut walked)?;
     let behind = record_behind(bytes, contents.end as usize, number, version).filter(|_| !contents.ended);
     Ok(SegmentSummary {
@@ -357,20 +357,20 @@ impl Found {
         let path = self.segment.path.display();
         let contents = walk(&self.bytes, &self.segment, &path, walked)?;
         if !contents.ended {
-            self.cut(contents.end as usize, walked)?;
+            self.truncate_tail(contents.end as usize, walked)?;
         }
         Ok(contents)
     }
 
     /// Overwrites with zeros from `at` on, so that no part of the torn end can ever be read as a record.
-    fn cut(&self, at: usize, walked: &Walked) -> Result<()> {
+    fn truncate_tail(&self, at: usize, walked: &Walked) -> Result<()> {
         if self.bytes[at..].iter().all(|b| *b == 0) {
             return Ok(());
         }
         let path = self.segment.path.display();
         let last = walked.last;
         let behind = record_behind(&self.bytes, at, self.segment.number, self.segment.version);
-        let was_durable = |r: &Record<'_>| walked.cut.is_none_or(|cut| last < cut) && r.durable > last;
+        let was_durable = |r: &Record<'_>| walked.truncate_to.is_none_or(|to| last < to) && r.durable > last;
         if let Some(later) = behind.filter(was_durable) {
             return Err(Error::damaged(format!(
                 "the journal {path} is damaged at byte {at}: the record {} was durable and cannot be read (the record \
@@ -379,7 +379,7 @@ impl Found {
                 later.seq.0,
             )));
         }
-        let cut = write_zeros(&*self.segment.file, at as u64, self.bytes.len() as u64);
-        cut.map_err(|e| Error::from_io(format!("cut the torn end of the journal {path}"), &e))
+        let zeroed = write_zeros(&*self.segment.file, at as u64, self.bytes.len() as u64);
+        zeroed.map_err(|e| Error::from_io(format!("truncate the torn end of the journal {path}"), &e))
     }
 }

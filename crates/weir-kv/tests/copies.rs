@@ -196,7 +196,7 @@ fn nothing_is_durable_before_the_other_copies_keep_it() {
 }
 
 #[test]
-fn what_is_left_of_an_earlier_lead_changes_nothing() {
+fn handles_of_an_earlier_lead_change_nothing() {
     simulated(1, |w| async move {
         let env = w.node("a");
         let engine = open(&env).await;
@@ -347,7 +347,7 @@ fn a_journal_is_truncated_at_every_record() {
 /// A copy dies at each point of a cut, or in the cut of the start after it: then the cut is whole or not
 /// begun.
 #[test]
-fn a_cut_that_is_interrupted_is_whole_or_not_begun() {
+fn an_interrupted_truncation_is_complete_or_not_begun() {
     let mut points = 0;
     for seed in 0..64 {
         let world = World::new(seed, SimConfig::default());

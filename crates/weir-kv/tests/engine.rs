@@ -168,7 +168,7 @@ fn overwrite(env: &Env, path: &Path, offset: usize, bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn a_torn_end_is_cut_and_stays_cut() {
+async fn a_torn_end_is_truncated_and_stays_so() {
     let env = weir_env::real::env();
     let dir = tempfile::tempdir().unwrap();
     let (path, bytes) = three(&env, dir.path()).await;

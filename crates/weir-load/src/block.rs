@@ -6,7 +6,7 @@
 
 /// A stamp is at every multiple of this from an object's start.
 pub(crate) const BLOCK: usize = 4096;
-const STAMP: usize = 32;
+const HEADER_BYTES: usize = 32;
 /// The pattern repeats after this: longer than any cell, so that swapped cells differ even without stamps.
 const PATTERN_BYTES: usize = (8 << 20) + BLOCK;
 const MAGIC: u64 = 0x5745_4952_4c4f_4144;
@@ -37,12 +37,12 @@ impl Pattern {
         Pattern { seed, bytes }
     }
 
-    fn stamp_of(&self, object: u64, offset: u64) -> [u8; STAMP] {
-        let mut stamp = [0; STAMP];
+    fn header_of(&self, object: u64, offset: u64) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
         for (at, number) in [MAGIC, object, offset, self.seed].into_iter().enumerate() {
-            stamp[at * 8..at * 8 + 8].copy_from_slice(&number.to_le_bytes());
+            header[at * 8..at * 8 + 8].copy_from_slice(&number.to_le_bytes());
         }
-        stamp
+        header
     }
 
     /// The pattern of the block at `offset`.
@@ -57,14 +57,14 @@ impl Pattern {
             let len = block.len();
             block.copy_from_slice(self.body(offset + (i * BLOCK) as u64, len));
         }
-        self.stamp(object, offset, buf);
+        self.write_headers(object, offset, buf);
     }
 
     /// Restamps a buffer that was filled for an offset with the same pattern for `object`, `offset`.
-    pub(crate) fn stamp(&self, object: u64, offset: u64, buf: &mut [u8]) {
+    pub(crate) fn write_headers(&self, object: u64, offset: u64, buf: &mut [u8]) {
         for (i, block) in buf.chunks_mut(BLOCK).enumerate() {
-            let n = block.len().min(STAMP);
-            block[..n].copy_from_slice(&self.stamp_of(object, offset + (i * BLOCK) as u64)[..n]);
+            let n = block.len().min(HEADER_BYTES);
+            block[..n].copy_from_slice(&self.header_of(object, offset + (i * BLOCK) as u64)[..n]);
         }
     }
 
@@ -76,8 +76,9 @@ impl Pattern {
     pub(crate) fn check(&self, object: u64, offset: u64, buf: &[u8]) -> Result<(), Mismatch> {
         for (i, block) in buf.chunks(BLOCK).enumerate() {
             let at = offset + (i * BLOCK) as u64;
-            let n = block.len().min(STAMP);
-            if block[..n] != self.stamp_of(object, at)[..n] || block[n..] != self.body(at, block.len())[n..] {
+            let n = block.len().min(HEADER_BYTES);
+            if block[..n] != self.header_of(object, at)[..n] || block[n..] != self.body(at, block.len())[n..]
+            {
                 return Err(Mismatch { offset: at });
             }
         }
@@ -101,7 +102,7 @@ mod tests {
         buf[9_999] ^= 1;
         assert_eq!(pattern.check(7, 8192, &buf), Err(Mismatch { offset: 8192 + 8192 }));
         buf[9_999] ^= 1;
-        pattern.stamp(9, 8192 + Pattern::period(), &mut buf);
+        pattern.write_headers(9, 8192 + Pattern::period(), &mut buf);
         assert_eq!(pattern.check(9, 8192 + Pattern::period(), &buf), Ok(()));
         assert!(pattern.check(7, 8192, &[0; 4096]).is_err(), "zeros are nobody's");
     }

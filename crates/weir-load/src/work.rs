@@ -220,7 +220,7 @@ impl Stream {
         let count = buffers.len() as u64;
         for n in 0..self.bytes / self.io_bytes {
             let buf = &mut buffers[(n % count) as usize];
-            pattern.stamp(self.object, n * self.io_bytes, buf);
+            pattern.write_headers(self.object, n * self.io_bytes, buf);
             file.write_all_at(buf, n * self.io_bytes).map_err(io("write"))?;
         }
         file.sync_all().map_err(io("fsync"))?;
@@ -292,7 +292,7 @@ impl Records {
         let start = gate()?;
         let written = self.each(
             |n, offset| {
-                pattern.stamp(n, 0, &mut buf);
+                pattern.write_headers(n, 0, &mut buf);
                 file.write_all_at(&buf, offset).map_err(io("write"))
             },
             start,
@@ -367,7 +367,7 @@ fn small_write(names: &Names, bytes: u64, seed: u64, gate: Gate<'_>) -> Result<O
     let mut buf = touched(bytes as usize);
     pattern.fill(0, 0, &mut buf);
     each(names, "write", gate, |path, n, outcome| {
-        pattern.stamp(names.object(n), 0, &mut buf);
+        pattern.write_headers(names.object(n), 0, &mut buf);
         create_new(path)?.write_all(&buf)?;
         outcome.bytes += bytes;
         Ok(())

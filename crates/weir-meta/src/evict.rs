@@ -24,7 +24,7 @@ const KEPT_SHARE: u64 = 2;
 const RATE_SPAN: Duration = Duration::from_secs(120);
 /// A part of a huge file: a target forgets an eviction after an hour, so that there are not too many of one
 /// file.
-const PIECE_BYTES: u64 = 64 * MIB;
+const PART_BYTES: u64 = 64 * MIB;
 
 /// The fill level of a pool or volume, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,8 +133,8 @@ impl Oldest {
 /// The end of the part of a file to evict when `want` bytes are to be freed: all of it, or the front of one
 /// that has much more.
 pub fn end_of(candidate: &Candidate, want: u64) -> u64 {
-    let piece = want.checked_next_multiple_of(PIECE_BYTES).unwrap_or(u64::MAX);
-    if candidate.online <= piece { u64::MAX } else { candidate.evicted.saturating_add(piece) }
+    let part = want.checked_next_multiple_of(PART_BYTES).unwrap_or(u64::MAX);
+    if candidate.online <= part { u64::MAX } else { candidate.evicted.saturating_add(part) }
 }
 
 /// The fill level of the targets that store the namespace's files, in payload.
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_kept_and_huge_files_go_piece_by_piece() {
+    fn huge_files_are_evicted_in_parts_and_the_newest_stay() {
         let candidate =
             |atime_nanos, ino, online| Candidate { atime_nanos, ino: InodeId(ino), online, evicted: 0 };
         let mut oldest = Oldest::new(2);
@@ -193,9 +193,9 @@ mod tests {
             oldest.add(candidate(atime, ino, 1));
         }
         assert_eq!(oldest.into_order().map(|c| c.ino.0).collect::<Vec<_>>(), [4, 2]);
-        assert_eq!(end_of(&candidate(0, 1, PIECE_BYTES), 1), u64::MAX);
-        let huge = Candidate { evicted: 3 * PIECE_BYTES, ..candidate(0, 1, TIB) };
-        assert_eq!(end_of(&huge, 1), 4 * PIECE_BYTES);
-        assert_eq!(end_of(&huge, PIECE_BYTES + 1), 5 * PIECE_BYTES);
+        assert_eq!(end_of(&candidate(0, 1, PART_BYTES), 1), u64::MAX);
+        let huge = Candidate { evicted: 3 * PART_BYTES, ..candidate(0, 1, TIB) };
+        assert_eq!(end_of(&huge, 1), 4 * PART_BYTES);
+        assert_eq!(end_of(&huge, PART_BYTES + 1), 5 * PART_BYTES);
     }
 }

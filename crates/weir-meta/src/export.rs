@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_changed_or_longer_export_is_refused() {
+    fn a_truncated_changed_or_longer_export_is_refused() {
         let bytes = file();
         for length in 0..bytes.len() {
             assert_eq!(read(&bytes[..length]).unwrap_err().kind, ErrorKind::Damaged, "{length}");

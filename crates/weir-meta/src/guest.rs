@@ -67,7 +67,7 @@ claims! {
 /// Refuses requests that this guest may not send. `own`: whether a session was opened on its connection.
 pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
     let claim = claim(call)?;
-    judge(claim, guest, own)?;
+    check_claim(claim, guest, own)?;
     match claim.user {
         Some(0) if call.connection.is_for_user() => Err(Error::denied(
             "root of a machine with a mount is no administrator of the cluster; hint: name the cluster's directory (--dir) or show \
@@ -77,7 +77,7 @@ pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool
     }
 }
 
-fn judge(claim: Claim, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
+fn check_claim(claim: Claim, guest: u32, own: impl FnOnce(SessionId) -> bool) -> Result<()> {
     let Claim { session, user } = claim;
     if let Some(session) = session.filter(|session| !own(*session)) {
         return Err(no_session(session));
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn a_guest_has_the_kernels_user_and_only_its_own_session() {
         let claim = |session: Option<u64>, user| Claim { session: session.map(SessionId), user };
-        let kind = |claim| judge(claim, 1000, |session| session == SessionId(7)).map_err(|e| e.kind);
+        let kind = |claim| check_claim(claim, 1000, |session| session == SessionId(7)).map_err(|e| e.kind);
         for allowed in [claim(None, None), claim(Some(7), None), claim(Some(7), Some(1000))] {
             assert_eq!(kind(allowed), Ok(()), "{allowed:?}");
         }
@@ -112,7 +112,7 @@ mod tests {
 
     /// A request that the table opens to users names a session and a user that are checked, or can be.
     #[test]
-    fn what_users_may_send_is_what_they_are_checked_for() {
+    fn every_request_open_to_users_is_checked() {
         let numbers = |n: u16| (100..200).contains(&n) || (420..440).contains(&n);
         let to_leader = methods::all().filter(|method| numbers(method.number));
         let open: Vec<u16> = to_leader.filter(|m| m.by.has(Sender::User)).map(|m| m.number).collect();

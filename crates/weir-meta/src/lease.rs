@@ -242,7 +242,7 @@ impl LeaseTable {
     }
 
     fn read_grant(&mut self, session: SessionId, ino: InodeId, for_pages: bool) -> LeaseKind {
-        let room = self.of_session.get(&session).is_none_or(|all| all.len() < LEASES_PER_SESSION_MAX);
+        let below_limit = self.of_session.get(&session).is_none_or(|all| all.len() < LEASES_PER_SESSION_MAX);
         let state = self.states.entry(ino).or_default();
         let mine = state.get(session).copied().unwrap_or(NOTHING);
         if mine.revoking {
@@ -254,7 +254,7 @@ impl LeaseTable {
         }
         let writes = |h: &Holding| h.writes_direct() || (mine.is_open() && h.opens.write > 0);
         let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.direct || (!for_pages && writes(h));
-        let refused = !room
+        let refused = !below_limit
             || self.withheld.contains(&session)
             || if for_pages { state.is_in_change() } else { state.closed() }
             || (mine.writes_direct() && !for_pages)

@@ -303,7 +303,7 @@ mod tests {
     proptest! {
         /// For any sequence of requests, writes and commits, used and granted bytes stay within the limit.
         #[test]
-        fn nothing_goes_past_the_limit(steps in prop::collection::vec((0u64..3, 0u64..40, 0u64..100), 1..200)) {
+        fn usage_never_exceeds_the_limit(steps in prop::collection::vec((0u64..3, 0u64..40, 0u64..100), 1..200)) {
             let max = 1000;
             let (mut used, mut spent, mut held) = (0, [0u64; 3], [0u64; 3]);
             for (who, grow, reserve) in steps {

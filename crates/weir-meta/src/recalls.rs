@@ -16,7 +16,7 @@ use weir_proto::recall::{RecallId, RecallState};
 use weir_proto::{Error, InodeId, Result, SessionId};
 
 /// Bytes of one recall: several movers recall parts of a large file in parallel.
-pub const PIECE_BYTES: u64 = 64 << 20;
+pub const PART_BYTES: u64 = 64 << 20;
 /// Queued recalls: some 200 bytes each. A list of more files is prefetched in parts.
 const WISHES_MAX: usize = 200_000;
 /// A mover that holds a recall for longer hangs: another one may try. Late writes of the first one do no
@@ -94,7 +94,7 @@ impl Recalls {
         awaited: bool,
         now: Instant,
     ) -> Result<()> {
-        let piece = (PIECE_BYTES / stripe * stripe).max(stripe);
+        let part = (PART_BYTES / stripe * stripe).max(stripe);
         if from >= to {
             return Ok(());
         }
@@ -120,14 +120,14 @@ impl Recalls {
                 u.awaited = true;
             }
         }
-        let pieces: u64 = gaps.iter().map(|(a, b)| (b - a).div_ceil(piece)).sum();
-        if self.wishes.len() as u64 + pieces > WISHES_MAX as u64 {
+        let parts: u64 = gaps.iter().map(|(a, b)| (b - a).div_ceil(part)).sum();
+        if self.wishes.len() as u64 + parts > WISHES_MAX as u64 {
             return Err(Error::unavailable(format!("{} recalls wait already: ask later", self.wishes.len())));
         }
         for (a, b) in gaps {
             let mut at = a;
             while at < b {
-                let end = b.min(at.saturating_add(piece));
+                let end = b.min(at.saturating_add(part));
                 self.add((ino, at), Wish::new(end, awaited, now));
                 at = end;
             }
@@ -376,15 +376,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_awaited_goes_first_and_large_wishes_in_pieces() {
+    fn awaited_ranges_go_first_and_large_ones_in_parts() {
         let mut recalls = Recalls::default();
-        recalls.want(INO, (0, 3 * PIECE_BYTES), 1, false, at(0)).unwrap();
-        recalls.want(INO, (PIECE_BYTES + 10, PIECE_BYTES + 20), 1, true, at(0)).unwrap();
+        recalls.want(INO, (0, 3 * PART_BYTES), 1, false, at(0)).unwrap();
+        recalls.want(INO, (PART_BYTES + 10, PART_BYTES + 20), 1, true, at(0)).unwrap();
         let mut taken = Vec::new();
         while let Some(t) = take(&mut recalls, at(0)) {
             taken.push(t);
         }
-        let p = PIECE_BYTES;
+        let p = PART_BYTES;
         let first = (p + 10, p + 20, true);
         assert_eq!(taken[0], first);
         taken.sort_unstable();

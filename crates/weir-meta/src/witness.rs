@@ -62,14 +62,14 @@ pub(crate) fn witness<R: Reaches>(
     find: impl Fn(&dyn Read, &Reach<'_>, Option<&[u8]>) -> Result<Option<Found>>,
 ) -> Result<()> {
     let reached = request.reach();
-    let is_told = |reach: &&Reach<'_>| opens::<R>() || reach.changes;
+    let is_recorded = |reach: &&Reach<'_>| opens::<R>() || reach.changes;
     let mut places = Vec::new();
     kv.read(&mut |read| {
         places.clear();
         let many = request.many().into_iter().map(|name| (&reached[0], Some(name)));
         let named = reached.iter().zip(request.names()).filter(|_| many.len() == 0).chain(many.clone());
         let named = named.filter_map(|(reach, name)| Some((reach.as_ref()?, name)));
-        for (reach, name) in named.filter(|(reach, _)| is_told(reach)) {
+        for (reach, name) in named.filter(|(reach, _)| is_recorded(reach)) {
             let found = find(read, reach, name)?;
             let asks = |rule: &AuditRule| (rule.opens && opens::<R>()) || (rule.changes && reach.changes);
             places.extend(

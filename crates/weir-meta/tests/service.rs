@@ -57,9 +57,9 @@ fn readers_need_no_cluster_map_that_the_leader_lacks() {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
         let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
-        for (map_version, told) in [(MAP_VERSION - 1, true), (MAP_VERSION, true), (u64::MAX, false)] {
+        for (map_version, is_fine) in [(MAP_VERSION - 1, true), (MAP_VERSION, true), (u64::MAX, false)] {
             let noted = a.call(&NoteMap { session: a.session, map_version }).await;
-            assert_eq!(noted.map_err(|e| e.kind), if told { Ok(()) } else { Err(ErrorKind::Unavailable) });
+            assert_eq!(noted.map_err(|e| e.kind), if is_fine { Ok(()) } else { Err(ErrorKind::Unavailable) });
             let lease = a.open(ino, true, false).await.unwrap().entry.lease;
             assert_eq!(lease.map_version, MAP_VERSION, "what it had when it began, or was told since");
         }
@@ -80,8 +80,8 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
         a.commit(ino, 1, 10, false).await.unwrap();
         assert_eq!(b.commit(ino, 2, 5, false).await.unwrap().attr.size, 10, "a commit makes nothing shorter");
         // But not over a truncation: what was past the size then does not count.
-        let cut = AcquireLease { session: b.session, ino, kind: LeaseKind::Write, renew: true };
-        let renewed = b.call(&cut).await.unwrap();
+        let renew = AcquireLease { session: b.session, ino, kind: LeaseKind::Write, renew: true };
+        let renewed = b.call(&renew).await.unwrap();
         assert_eq!((renewed.attr.size, renewed.lease.kind), (10, LeaseKind::None));
         assert_eq!(a.commit(ino, 3, 11, false).await.unwrap_err().kind, ErrorKind::Stale);
         a.commit(ino, 3, 10, false).await.unwrap();
@@ -123,7 +123,7 @@ fn a_reopened_shared_file_has_no_earlier_lease() {
 }
 
 #[test]
-fn nobody_else_waits_behind_a_parked_operation() {
+fn no_other_operation_waits_behind_a_parked_one() {
     simulate(3, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -412,8 +412,8 @@ fn a_sole_writer_recovers_nothing_when_earlier_writers_die() {
         a.call(&Recovered { op: a.op(), ino, token_epoch: taken.token_epoch }).await.unwrap();
         world.kill("b");
         world.clock().sleep(Duration::from_millis(u64::from(LEASE_MS) * 2)).await;
-        let told = a.commit(ino, taken.token_epoch, 5, false).await.unwrap().lease;
-        assert_eq!((told.kind, told.recover), (LeaseKind::Write, false));
+        let lease = a.commit(ino, taken.token_epoch, 5, false).await.unwrap().lease;
+        assert_eq!((lease.kind, lease.recover), (LeaseKind::Write, false));
     });
 }
 

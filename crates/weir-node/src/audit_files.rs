@@ -79,10 +79,15 @@ impl Log {
         let len = file.len()?;
         let tail = tail(&*file, len)?;
         let whole = tail.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-        let cut = (tail.len() - whole) as u64;
-        let mut open = Open { file, len: len - cut, head: self.head(&tail[..whole])?, is_dirty: cut > 0 };
-        if cut > 0 {
-            tracing::warn!("{}: an unfinished line of {cut} bytes is removed", path.display());
+        let partial_bytes = (tail.len() - whole) as u64;
+        let mut open = Open {
+            file,
+            len: len - partial_bytes,
+            head: self.head(&tail[..whole])?,
+            is_dirty: partial_bytes > 0,
+        };
+        if partial_bytes > 0 {
+            tracing::warn!("{}: an unfinished line of {partial_bytes} bytes is removed", path.display());
             open.clean()?;
         }
         Ok(open)
@@ -230,7 +235,7 @@ mod tests {
             log(env).append(&[record(1), record(2)]).unwrap();
             let file = env.disk.open(Path::new("/role/audit.jsonl"), OpenMode::WRITE).unwrap();
             file.set_len(file.len().unwrap() - 7).unwrap();
-            assert_eq!(checked(env), Err((0, 1, Fault::Cut)));
+            assert_eq!(checked(env), Err((0, 1, Fault::Truncated)));
             assert_eq!(log(env).append(&[record(3)]).unwrap(), 2);
             assert_eq!(checked(env), Ok((2, 1)));
         });

@@ -18,15 +18,15 @@ pub struct Gate {
     behind: Arc<OnceLock<Arc<dyn Service>>>,
     opened: Arc<Notify>,
     /// Permits for waiting calls.
-    room: Arc<Semaphore>,
+    waiting_slots: Arc<Semaphore>,
     /// It belongs to the metadata service.
     to_metadata: bool,
 }
 
 impl Default for Gate {
     fn default() -> Gate {
-        let room = Arc::new(Semaphore::new(0));
-        Gate { behind: Arc::default(), opened: Arc::default(), room, to_metadata: false }
+        let waiting_slots = Arc::new(Semaphore::new(0));
+        Gate { behind: Arc::default(), opened: Arc::default(), waiting_slots, to_metadata: false }
     }
 }
 
@@ -36,7 +36,7 @@ impl Gate {
     }
     /// It opens as soon as this node is a member.
     pub fn hold(&self) {
-        self.room.add_permits(HELD_CALLS_MAX);
+        self.waiting_slots.add_permits(HELD_CALLS_MAX);
     }
     pub fn open(&self, service: Arc<dyn Service>) {
         assert!(self.behind.set(service).is_ok(), "a gate opens once");
@@ -44,7 +44,9 @@ impl Gate {
     }
     fn wait(&self, call: Call) -> Handled {
         let starting = || Error::unavailable("this node is starting");
-        let Ok(place) = self.room.clone().try_acquire_owned() else { return Handled::Now(Err(starting())) };
+        let Ok(place) = self.waiting_slots.clone().try_acquire_owned() else {
+            return Handled::Now(Err(starting()));
+        };
         let gate = self.clone();
         Handled::Later(Box::pin(async move {
             let opened = gate.opened.notified();

@@ -408,7 +408,7 @@ impl MetaNode {
 
     fn config(&self, namespace: NamespaceId, right: Arc<Right>, led_until: Option<Instant>) -> MetaConfig {
         let (cluster, audit) = (&self.cluster, &self.audit);
-        let [followed, judged, ruled, asked, upgraded] = std::array::from_fn(|_| cluster.clone());
+        let [followed, fullness, ruled, asked, upgraded] = std::array::from_fn(|_| cluster.clone());
         let (log, witnesses) = (audit.clone(), audit.clone());
         MetaConfig {
             namespace,
@@ -423,7 +423,7 @@ impl MetaNode {
             }),
             gone: self.gone.clone(),
             map_version: Arc::new(move || followed.map().version),
-            takes_data: Arc::new(move || judged.map().takes_data()),
+            takes_data: Arc::new(move || fullness.map().takes_data()),
             access: Arc::new(move || ruled.map().access.clone()),
             refused: Arc::new(move |refusal| log.record(refused_by_rule(&log, refusal))),
             audits: Arc::new(move || asked.map().audits.clone()),

@@ -8,7 +8,7 @@ use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older
 use weir_coord::{Cluster, Membership, Reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{EngineConfig, SharedKv};
-use weir_proto::coord::{TargetHistory, AnnouncedTarget};
+use weir_proto::coord::{AnnouncedTarget, TargetHistory};
 use weir_proto::map::ClusterMap;
 use weir_proto::{DiskUuid, Error, Result, RunId};
 use weir_rpc::Server;
@@ -81,7 +81,8 @@ async fn start_storage_unboxed(
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
         open_node(env, &cluster, &targets, &opened).await?;
     }
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: announced_targets(env, place, &targets) };
+    let membership =
+        Membership { addrs: server.addrs().to_vec(), targets: announced_targets(env, place, &targets) };
     gate.hold();
     let joining = cluster.join(membership, reports(env, place, opened.clone()));
     let joined = joining.await.map_err(Step::Join.failed())?;

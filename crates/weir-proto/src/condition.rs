@@ -67,8 +67,8 @@ message!(
 );
 message!(Conditions { nodes: Vec<NodeCondition> });
 message!(
-    /// `heard_ms`: how long ago it reported.
-    NodeCondition { node: String, role: Role, heard_ms: u64, condition: Condition }
+    /// `last_contact_ms`: how long ago it reported.
+    NodeCondition { node: String, role: Role, last_contact_ms: u64, condition: Condition }
 );
 /// The code of a leader's trouble: it has started, and waits for earlier clients.
 pub const STARTS: &str = "namespace-starting";

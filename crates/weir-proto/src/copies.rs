@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_state_survives_and_a_cut_one_is_refused() {
+    fn a_part_of_a_state_survives_and_a_truncated_one_is_refused() {
         let pairs = vec![(b"a".to_vec(), b"1".to_vec()), (b"b".to_vec(), vec![])];
         let bytes = encode_pairs(&pairs).unwrap();
         assert_eq!(bytes[..10], *b"\x01\0\0\0\x01\0\0\0a1");

@@ -32,8 +32,8 @@ wire_enum!(WriteMode {
     /// Beyond the committed end of the file: becomes the base at once, replacing any earlier one.
     Fresh = 1,
     /// Kept next to the base until `CommitStripe` or `DropPrepared`. The version must be above the base's
-    /// (else `Stale`): a writer's counter is even and more than `SEAL_ROOM` above the base in `StatCell`, a
-    /// seal's odd and below that. `Exists`: a seal with a higher version is in progress here.
+    /// (else `Stale`): a writer's counter is even and more than `SEAL_VERSIONS` above the base in `StatCell`,
+    /// a seal's odd and below that. `Exists`: a seal with a higher version is in progress here.
     Prepare = 2,
     /// `Prepare` by the leader of a seal: after a crash the leader itself resolves it.
     PrepareSeal = 3,
@@ -49,7 +49,7 @@ pub const UNFENCED: u32 = u32::MAX;
 pub const FILL_COUNTER: u32 = 1;
 /// How far a seal's counter may be above its base's, or above `FILL_COUNTER` if the base has a lower token
 /// epoch.
-pub const SEAL_ROOM: u32 = 64;
+pub const SEAL_VERSIONS: u32 = 64;
 
 message!(
     /// Writes one fragment of a stripe as a new base version. The payload is the fragment (0 to cell_bytes).

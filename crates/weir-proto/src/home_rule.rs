@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_choose_a_path_chooses_nothing_else() {
+    fn a_user_who_chooses_a_path_chooses_nothing_else() {
         for (url, place, lies) in [
             ("file:///gpfs/home/ada", "file:///gpfs/home", true),
             ("file:///gpfs/home", "file:///gpfs/home/", true),

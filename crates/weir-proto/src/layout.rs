@@ -13,7 +13,7 @@ pub const CELL_SHIFT_MAX: u8 = 22;
 
 /// A part of a byte range that lies in one data cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct Segment {
     pub stripe: u64,
     /// Index of the data cell in its stripe.
     pub cell: u8,
@@ -72,14 +72,14 @@ impl Layout {
         PgId(self.first_pg.0 + turn as u32)
     }
     /// The parts of `offset..offset + len`, in order, one per data cell touched.
-    pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
+    pub fn segments(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> + use<> {
         let (layout, end) = (*self, offset.saturating_add(len));
         let mut at = offset;
         std::iter::from_fn(move || {
             (at < end).then(|| {
-                let piece = layout.piece_at(at, offset, end);
-                at += u64::from(piece.len);
-                piece
+                let segment = layout.segment_at(at, offset, end);
+                at += u64::from(segment.len);
+                segment
             })
         })
     }
@@ -91,10 +91,10 @@ impl Layout {
         stripe_len.saturating_sub(place * cell).min(cell) as u32
     }
 
-    fn piece_at(&self, at: u64, start: u64, end: u64) -> Piece {
+    fn segment_at(&self, at: u64, start: u64, end: u64) -> Segment {
         let in_stripe = at % self.stripe_bytes();
         let in_cell = in_stripe & u64::from(self.cell_bytes() - 1);
-        Piece {
+        Segment {
             stripe: self.stripe_of(at),
             cell: (in_stripe >> self.cell_shift) as u8,
             offset: in_cell as u32,
@@ -142,19 +142,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_cover_a_range_once_and_in_order(
+        fn segments_cover_a_range_once_and_in_order(
             layout in layouts(), offset in 0..1u64 << 62, len in 0..64u64 << 20,
         ) {
             let mut covered = 0;
-            for piece in layout.pieces(offset, len) {
-                prop_assert_eq!(piece.range_offset, covered);
-                prop_assert!(piece.len > 0 && piece.offset + piece.len <= layout.cell_bytes());
-                prop_assert!(piece.cell < layout.scheme.data);
-                let at = layout.stripe_start(piece.stripe)
-                    + u64::from(piece.cell) * u64::from(layout.cell_bytes())
-                    + u64::from(piece.offset);
+            for segment in layout.segments(offset, len) {
+                prop_assert_eq!(segment.range_offset, covered);
+                prop_assert!(segment.len > 0 && segment.offset + segment.len <= layout.cell_bytes());
+                prop_assert!(segment.cell < layout.scheme.data);
+                let at = layout.stripe_start(segment.stripe)
+                    + u64::from(segment.cell) * u64::from(layout.cell_bytes())
+                    + u64::from(segment.offset);
                 prop_assert_eq!(at, offset + covered);
-                covered += u64::from(piece.len);
+                covered += u64::from(segment.len);
             }
             prop_assert_eq!(covered, len);
         }

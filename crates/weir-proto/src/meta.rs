@@ -187,7 +187,7 @@ message!(
         role: Option<Role>,
         addr: String,
         /// Time since its last message.
-        heard_ms: u64,
+        last_contact_ms: u64,
         /// It has listed its leases and opens since this leader began.
         resumed: bool,
         /// Files that it has open, and of these for writing.

@@ -100,7 +100,7 @@ methods!(
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
         MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, HasSpace, PassOn, ScrubTarget, CompareTarget}
-    watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Gather}
+    watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Collect}
     event::{ReportEvents, GetEvents, MarkEvents}
 );
 
@@ -164,7 +164,7 @@ mod tests {
             "ExportFetch",
             "GetExports",
             "GetClocks",
-            "Gather",
+            "Collect",
             "GetConditions",
             "SessionList",
             "TroubleList",

@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn what_no_change_can_express_needs_the_whole_map() {
+fn differences_that_no_change_expresses_need_the_whole_map() {
     let old = small_map();
     let differs = |change: &dyn Fn(&mut ClusterMap)| {
         let mut new = old.clone();

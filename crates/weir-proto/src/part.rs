@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_follow_each_other_without_gaps_up_to_a_terabyte() {
+    fn parts_have_no_gaps_up_to_a_terabyte() {
         let (mut offset, mut number) = (0, 0);
         while let Some((n, range)) = part_at(offset) {
             assert_eq!((n, range.start), (number + 1, offset));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_today_and_what_is_the_last_stays() {
+    fn backups_of_today_and_the_last_one_stay() {
         let now = Date(100 * 86_400);
         let minutes: BTreeSet<Date> = (0..5).map(|n| Date(now.0 - n * 60)).collect();
         assert_eq!(expired(&minutes, now, &(&BackupRetention { days: 1, weeks: 0, months: 0 }).into()), []);
@@ -201,7 +201,7 @@ mod tests {
     proptest! {
         /// A second run, at the same time or on the remaining dates, removes nothing more.
         #[test]
-        fn what_is_kept_is_kept_again(
+        fn a_second_run_removes_nothing_more(
             dates in proptest::collection::btree_set(0i64..400 * 86_400, 0..80),
             days in 0u32..9, weeks in 0u32..5, months in 0u32..7,
         ) {

@@ -1,14 +1,14 @@
 //! Messages for observing nodes: their meters, waits and top users (methods 500–509).
 //!
 //! The coordinator sends them to every process that is connected to it, mounts included, over the connection
-//! that the process has opened; `Gather` makes it forward one of them to all of these, and returns their
+//! that the process has opened; `Collect` makes it forward one of them to all of these, and returns their
 //! answers.
 use crate::map::Role;
 use crate::{message, wire_enum};
 use bytes::Bytes;
 
-/// Processes that one `Gather` asks at most.
-pub const GATHERED_MAX: usize = 64;
+/// Processes that one `Collect` asks at most.
+pub const COLLECTED_MAX: usize = 64;
 /// The longest answer of one process that is forwarded.
 pub const ANSWER_BYTES_MAX: usize = 120 << 10;
 /// Rows, waits or points of one answer: with short names they fit into [`ANSWER_BYTES_MAX`].
@@ -42,7 +42,7 @@ message!(
     /// Waits of the process that have lasted for `min_ms`, and those that ended within `since_s`.
     ListWaits = 501 by [Coordinator] -> NodeReply { min_ms: u32, since_s: u32 }
 );
-message!(WaitsListed { now: Vec<WaitSeen>, past: Vec<WaitSeen> });
+message!(WaitsListed { now: Vec<WaitSeen>, ended: Vec<WaitSeen> });
 message!(WaitSeen {
     /// One word.
     reason: String,
@@ -102,7 +102,7 @@ message!(SeriesRead {
 message!(
     /// Forwards a request of this file to connected processes, and answers within `patience_ms`, with or
     /// without their answers.
-    Gather = 504 by [Console, Operator, Auditor] -> Gathered {
+    Collect = 504 by [Console, Operator, Auditor] -> Collected {
         method: u16,
         body: Bytes,
         /// Only those after this one; 0: from the first on.
@@ -112,7 +112,7 @@ message!(
 );
 message!(
     /// The answers are in the payload: [`Answers`].
-    Gathered {
+    Collected {
         /// Where to continue; 0: these were all.
         next: u64,
     }

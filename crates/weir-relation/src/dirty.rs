@@ -181,7 +181,7 @@ mod tests {
         /// Compared with a model that knows the last change of each byte: no byte that home lacks is ever
         /// missing.
         #[test]
-        fn what_home_lacks_is_dirty(steps in steps()) {
+        fn ranges_that_home_lacks_are_dirty(steps in steps()) {
             let (mut ranges, mut number) = (Ranges::new(), 0u64);
             let (mut written, mut home) = ([0u64; 256], [0u64; 256]);
             let mut out: Vec<(u64, u64, u64, [u64; 256])> = Vec::new();

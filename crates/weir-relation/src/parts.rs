@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_whole_and_the_last_one_waits_for_the_end() {
+    fn parts_are_whole_and_the_last_one_waits_for_the_end() {
         let written = ranges(&[(3, 5, 7), (9, 8 * MIB + 1, 4), (20 * MIB, 21 * MIB, 9)]);
         let size = 21 * MIB;
         let (first, second) = (part(0, 8 * MIB, 7), part(8 * MIB, 16 * MIB, 4));

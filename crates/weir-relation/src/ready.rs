@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mover_has_goes_first_and_is_not_asked_for_twice() {
+    fn files_of_a_mover_go_first_and_are_listed_once() {
         let mut ready = Ready::default();
         ready.touch(InodeId(1), true);
         ready.touch(InodeId(1), false);

@@ -35,7 +35,7 @@ const SERVED_MAX: usize = 4 * CALLS_MAX;
 const INFLIGHT_BYTES_MAX: usize = 64 << 20;
 /// In-flight bytes are counted in units of this.
 const INFLIGHT_UNIT: usize = 4 << 10;
-/// With more calls in flight than this, the writer task gathers frames instead of writing them in place.
+/// With more calls in flight than this, the writer task coalesces frames instead of writing them in place.
 const INLINE_CALLS_MAX: usize = 4;
 /// The part of its caller's patience that a service may not use, and its upper bound: the reply must still
 /// arrive.
@@ -415,12 +415,12 @@ impl Inner {
     /// Pings a silent peer; returns when the connection is dead.
     async fn watch(&self, reads: &AtomicU64) -> Error {
         let start = self.env.clock.now();
-        let mut heard = Moved { count: 0, at: start };
+        let mut progress = Moved { count: 0, at: start };
         let mut wrote = Moved { count: 0, at: start };
         loop {
             self.env.clock.sleep(WATCH_EVERY).await;
             let now = self.env.clock.now();
-            let silent = heard.still(reads.load(Relaxed), now);
+            let silent = progress.still(reads.load(Relaxed), now);
             let (waits, sent) = self.outgoing.progress();
             let stuck = wrote.still(sent, now);
             if silent >= DEAD_AFTER {
@@ -495,8 +495,8 @@ fn ended(reason: &str) -> Error {
 pub(crate) fn wire_error(error: &Error) -> Error {
     let mut context = error.context.clone();
     if context.len() > REASON_BYTES_MAX {
-        let cut = (0..=REASON_BYTES_MAX).rev().find(|at| context.is_char_boundary(*at)).unwrap_or(0);
-        context.truncate(cut);
+        let end = (0..=REASON_BYTES_MAX).rev().find(|at| context.is_char_boundary(*at)).unwrap_or(0);
+        context.truncate(end);
     }
     Error { kind: error.kind, context }
 }

@@ -37,7 +37,7 @@ impl Arriving {
     pub fn new() -> Arriving {
         Arriving(Arc::new(Semaphore::new(ARRIVING_BYTES_MAX / ARRIVING_UNIT)))
     }
-    async fn room(&self, len: usize) -> Option<OwnedSemaphorePermit> {
+    async fn reserve(&self, len: usize) -> Option<OwnedSemaphorePermit> {
         let units = len.div_ceil(ARRIVING_UNIT).min(ARRIVING_BYTES_MAX / ARRIVING_UNIT) as u32;
         self.0.clone().acquire_many_owned(units).await.ok() // never closed
     }
@@ -166,7 +166,7 @@ impl Incoming {
         if body_len.max(payload_len) <= BUFFER_BYTES {
             return self.receive(header, bytes).await;
         }
-        let _room = self.arriving.room(body_len + payload_len).await;
+        let _reserved = self.arriving.reserve(body_len + payload_len).await;
         let clock = self.env.clock.clone();
         let received = clock.timeout(FRAME_PATIENCE, self.receive(header, bytes)).await;
         received.unwrap_or_else(|_| {

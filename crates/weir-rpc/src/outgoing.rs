@@ -25,8 +25,8 @@ use weir_trust::frames::{FrameKey, PayloadKey, TAG_BYTES, Tag, Whose};
 const INLINE_BYTES_MAX: usize = 16 << 10;
 /// A payload this small is copied behind its header: cheaper than a part of its own in the system call.
 const COPY_BYTES_MAX: usize = 2 << 10;
-/// Small frames are gathered in buffers of this size.
-const GATHER_BYTES: usize = 64 << 10;
+/// Small frames are joined in buffers of this size.
+const SMALL_FRAMES_BYTES: usize = 64 << 10;
 /// Parts of one system call: Linux accepts up to 1,024, but gains level off long before.
 const PARTS_MAX: usize = 64;
 /// The reader of a connection stops at this many unsent bytes, so that a peer that does not read its replies
@@ -42,7 +42,7 @@ pub(crate) struct Outgoing {
     /// Notifies the writer task that frames wait.
     wake: Notify,
     /// Notifies the reader that there is space again.
-    room: Notify,
+    drained: Notify,
     unsent: AtomicUsize,
     /// Bytes sent, for the watch task.
     sent: AtomicU64,
@@ -61,7 +61,7 @@ struct Queue {
     /// Absent during a write, and after the end.
     writer: Option<BoxWriter>,
     ended: bool,
-    /// A spare buffer for gathering.
+    /// A spare buffer for small frames.
     spare: Vec<u8>,
 }
 
@@ -83,7 +83,7 @@ impl Outgoing {
                 spare: Vec::new(),
             }),
             wake: Notify::new(),
-            room: Notify::new(),
+            drained: Notify::new(),
             unsent: AtomicUsize::new(0),
             sent: AtomicU64::new(0),
         }
@@ -106,7 +106,7 @@ impl Outgoing {
         let length = match queue.append(header, body) {
             Ok(length) => length + header.payload_len as usize + tag.map_or(0, |tag| tag.len()),
             Err(e) => {
-                if queue.gather().is_empty() {
+                if queue.small_frames().is_empty() {
                     queue.segments.pop_back();
                 }
                 return Err(e);
@@ -114,14 +114,14 @@ impl Outgoing {
         };
         queue.add_payload(payload);
         if let Some(tag) = tag {
-            queue.gather().extend_from_slice(&tag);
+            queue.small_frames().extend_from_slice(&tag);
         }
         self.unsent.fetch_add(length, Relaxed);
         Ok(())
     }
 
     /// Sends the queued frames: in place if they are small and the socket is free, otherwise by the writer
-    /// task. `busy`: more frames are likely soon, so let the task gather them.
+    /// task. `busy`: more frames are likely soon, so let the task coalesce them.
     pub fn flush(&self, busy: bool) -> io::Result<()> {
         let taken = {
             let mut queue = self.lock();
@@ -165,9 +165,9 @@ impl Outgoing {
     }
 
     /// Waits until the peer has read enough.
-    pub async fn wait_for_room(&self) {
+    pub async fn wait_until_writable(&self) {
         while self.unsent.load(Relaxed) > UNSENT_BYTES_MAX {
-            self.room.notified().await;
+            self.drained.notified().await;
         }
     }
 
@@ -235,13 +235,13 @@ impl Outgoing {
         self.sent.fetch_add(n as u64, Relaxed);
         let unsent = self.unsent.fetch_sub(n, Relaxed);
         if unsent > UNSENT_BYTES_MAX && unsent - n <= UNSENT_BYTES_MAX {
-            self.room.notify_one();
+            self.drained.notify_one();
         }
         while n > 0 {
             let Some(first) = batch.front_mut() else { return };
             let len = first.bytes().len();
             if n < len {
-                return first.cut(n);
+                return first.advance(n);
             }
             n -= len;
             if let Some(Segment::Frames(buffer)) = batch.pop_front() {
@@ -250,9 +250,9 @@ impl Outgoing {
         }
     }
 
-    /// Keeps a buffer for gathering, to save the next allocation.
+    /// Keeps a buffer for small frames, to save the next allocation.
     fn keep(&self, mut buffer: Vec<u8>) {
-        if buffer.capacity() > 2 * GATHER_BYTES {
+        if buffer.capacity() > 2 * SMALL_FRAMES_BYTES {
             return;
         }
         buffer.clear();
@@ -284,7 +284,7 @@ impl SendKey {
 impl Queue {
     /// Appends header and body, or nothing. Returns the number of bytes.
     fn append(&mut self, header: Header, body: &dyn Fn(&mut Writer)) -> Result<usize> {
-        let buffer = self.gather();
+        let buffer = self.small_frames();
         let start = buffer.len();
         let length = append(buffer, header, body)?;
         let Some(key) = &mut self.key else { return Ok(length) };
@@ -305,9 +305,10 @@ impl Queue {
     }
 
     /// The buffer for the next small frame.
-    fn gather(&mut self) -> &mut Vec<u8> {
-        let has_room = matches!(self.segments.back(), Some(Segment::Frames(b)) if b.len() < GATHER_BYTES);
-        if !has_room {
+    fn small_frames(&mut self) -> &mut Vec<u8> {
+        let has_space =
+            matches!(self.segments.back(), Some(Segment::Frames(b)) if b.len() < SMALL_FRAMES_BYTES);
+        if !has_space {
             let buffer = std::mem::take(&mut self.spare);
             self.segments.push_back(Segment::Frames(buffer));
         }
@@ -323,7 +324,7 @@ impl Queue {
             return;
         }
         if payload.len() <= COPY_BYTES_MAX {
-            let buffer = self.gather();
+            let buffer = self.small_frames();
             payload.parts.iter().for_each(|part| buffer.extend_from_slice(part));
         } else {
             let parts = payload.parts.into_iter().filter(|part| !part.is_empty());
@@ -339,7 +340,7 @@ impl Segment {
             Segment::Payload(bytes) => bytes,
         }
     }
-    fn cut(&mut self, n: usize) {
+    fn advance(&mut self, n: usize) {
         match self {
             Segment::Frames(bytes) => drop(bytes.drain(..n)),
             Segment::Payload(bytes) => bytes.advance(n),

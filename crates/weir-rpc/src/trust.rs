@@ -97,19 +97,19 @@ impl Trust {
             self.authorities.send_replace(authorities);
         }
         if is_removal || is_rotation {
-            self.cut();
+            self.close_removed();
         }
     }
     pub fn authorities(&self) -> watch::Receiver<Vec<Pin>> {
         self.authorities.subscribe()
     }
     /// Ends the connections whose certificates are no longer valid.
-    fn cut(&self) {
+    fn close_removed(&self) {
         let live = std::mem::take(&mut self.state().live);
-        let (cut, stays): (Vec<Live>, Vec<Live>) =
+        let (ended, stays): (Vec<Live>, Vec<Live>) =
             live.into_iter().partition(|live| self.check(&live.certificate).is_err());
         self.state().live.extend(stays);
-        for Live { certificate, close, .. } in cut {
+        for Live { certificate, close, .. } in ended {
             if let Err(e) = self.check(&certificate) {
                 close(&e.context);
             }
@@ -144,7 +144,7 @@ impl Trust {
         state.live.push(live);
         drop(state);
         if self.check(&certificate).is_err() {
-            self.cut();
+            self.close_removed();
         }
     }
     fn state(&self) -> MutexGuard<'_, State> {

@@ -148,7 +148,7 @@ fn silent_strangers_shut_nobody_out() {
 }
 
 #[test]
-fn frames_that_do_not_end_take_no_more_than_their_room() {
+fn unfinished_frames_use_bounded_memory() {
     with_server(|_, env| async move {
         // Twice as many of the largest as there is room for, all but their last byte.
         let mut slow = Vec::new();

@@ -219,7 +219,7 @@ async fn refusal(env: &Env, cluster: &Cluster, who: Identity) -> Error {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_no_certificate_that_fits_is_refused() {
+async fn a_peer_without_a_valid_certificate_is_refused() {
     let env = weir_env::real::env();
     let (cluster, other) = (Cluster::new(Policy::default()), Cluster::new(Policy::default()));
     let plain = Identity::new(&env, "n1", Role::Storage, None);

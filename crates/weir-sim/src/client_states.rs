@@ -92,7 +92,7 @@ impl ClientStates {
     pub fn begins(&self, me: usize) {
         self.state().client_states[me].life += 1;
     }
-    pub fn seated(&self, me: usize, client: Client) {
+    pub fn set_client(&self, me: usize, client: Client) {
         self.state().client_states[me].client = Some(client);
     }
     /// The client died: errors of its handles no longer matter.

@@ -221,7 +221,7 @@ impl Clones {
     async fn compare(&self, client: &Client, cloned: &mut Cloned, when: &str) -> Result<(), Error> {
         self.list(client, cloned).await?;
         for entry in cloned.files.iter_mut().flatten() {
-            self.compare_entry(client, entry, &format!("{when}: {} of {}", entry.name, cloned.name)).await?;
+            self.check_one(client, entry, &format!("{when}: {} of {}", entry.name, cloned.name)).await?;
         }
         if let Some(tree) = &cloned.tree {
             tree.verify_clone(client, cloned.root, &format!("{when}: the tree of {}", cloned.name)).await?;
@@ -229,7 +229,7 @@ impl Clones {
         Ok(())
     }
 
-    async fn compare_entry(&self, client: &Client, entry: &mut Entry, what: &str) -> Result<(), Error> {
+    async fn check_one(&self, client: &Client, entry: &mut Entry, what: &str) -> Result<(), Error> {
         let what = format!("{what} ({:?})", entry.ino);
         let got = read_whole(client, entry.ino).await.map_err(|e| e.doing(&what))?;
         let stat = client.getattr(entry.ino).await?;
@@ -263,7 +263,7 @@ impl Clones {
         let which = rng.below(files.len() as u64) as usize;
         let entry = &mut files[which];
         if !matches!(&entry.expected, Expected::Model { in_doubt: false, .. }) {
-            self.compare_entry(client, entry, &format!("before a change: {} of {}", entry.name, cloned.name)).await?;
+            self.check_one(client, entry, &format!("to change: {} of {}", entry.name, cloned.name)).await?;
         }
         let Expected::Model { model, in_doubt } = &mut entry.expected else { unreachable!("just seen") };
         let len = 1 + rng.below(rng.below(CHANGE_BYTES_MAX) + 1);

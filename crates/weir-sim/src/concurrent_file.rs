@@ -209,31 +209,34 @@ impl Changes {
         let shown = || self.all.iter().filter(|c| span.may_show(c));
         let truncations_below =
             |end: u64| shown().filter(move |c| matches!(c.did, Did::Size { len } if len < end));
-        let may_be =
-            |c: &&Change| !truncations_below(c.did.end()).any(|cut| span.must_show(cut) && c.is_before(cut));
-        let must_be =
-            |c: &&Change| span.must_show(c) && truncations_below(c.did.end()).all(|cut| cut.is_before(c));
+        let may_be = |c: &&Change| {
+            !truncations_below(c.did.end())
+                .any(|truncation| span.must_show(truncation) && c.is_before(truncation))
+        };
+        let must_be = |c: &&Change| {
+            span.must_show(c) && truncations_below(c.did.end()).all(|truncation| truncation.is_before(c))
+        };
         let most = shown().filter(may_be).map(|c| c.did.end()).max().unwrap_or(0);
         let least = shown().filter(must_be).map(|c| c.did.end()).max().unwrap_or(0);
         if (least..=most).contains(&size) {
             return Ok(());
         }
-        let grows_or_cuts = |did: &Did| did.end() > 0 || matches!(did, Did::Size { .. });
+        let resizes = |did: &Did| did.end() > 0 || matches!(did, Did::Size { .. });
         Err(format!(
             "a size of {size} cannot be, {least} to {most} can, moments {} to {}\n{}",
             span.from,
             span.to,
-            self.tail(span, grows_or_cuts)
+            self.tail(span, resizes)
         ))
     }
 
     fn check_log(&self, span: &ReadSpan<'_>, from: u64, got: &[u8]) -> Result<(), String> {
-        let is_cut = |c: &&Change| matches!(c.did, Did::Size { .. }) && span.may_show(c);
-        let cuts: Vec<&Change> = self.all.iter().filter(is_cut).collect();
+        let is_truncation = |c: &&Change| matches!(c.did, Did::Size { .. }) && span.may_show(c);
+        let truncations: Vec<&Change> = self.all.iter().filter(is_truncation).collect();
         // A change that was partly lost may have left anything there; a read during a cut may have seen some
         // bytes of both.
-        let may_be_torn = self.all.iter().any(|c| span.may_show(c) && span.may_be_lost(c))
-            || cuts.iter().any(|c| c.ended.is_none_or(|ended| ended >= span.from));
+        let may_be_partial = self.all.iter().any(|c| span.may_show(c) && span.may_be_lost(c))
+            || truncations.iter().any(|c| c.ended.is_none_or(|ended| ended >= span.from));
         let fail = |what: String| {
             let records = |did: &Did| matches!(did, Did::Append { .. } | Did::Size { .. });
             let moments = format!("moments {} to {}", span.from, span.to);
@@ -248,7 +251,7 @@ impl Changes {
                 self.all.iter().find(is_it).filter(|_| got[at..].starts_with(&record(op, len)))
             });
             let Some(change) = record else {
-                if may_be_torn {
+                if may_be_partial {
                     at += 1;
                     continue;
                 }
@@ -258,8 +261,10 @@ impl Changes {
             if let Some(first) = found.insert(change.op, at) {
                 return fail(format!("the record of operation {} is at {first} and at {at}", change.op));
             }
-            let is_cut_off = cuts.iter().any(|cut| span.must_show(cut) && change.is_before(cut));
-            if !span.may_show(change) || is_cut_off && !may_be_torn {
+            let is_truncated = truncations
+                .iter()
+                .any(|truncation| span.must_show(truncation) && change.is_before(truncation));
+            if !span.may_show(change) || is_truncated && !may_be_partial {
                 return fail(format!("the record of operation {} at {at} cannot be there", change.op));
             }
             if !span.may_be_lost(change) {
@@ -277,7 +282,7 @@ impl Changes {
         let must_be = |c: &&Change| {
             matches!(c.did, Did::Append { .. })
                 && span.must_show(c)
-                && cuts.iter().all(|cut| cut.is_before(c))
+                && truncations.iter().all(|truncation| truncation.is_before(c))
         };
         match self.all.iter().filter(must_be).find(|c| !found.contains_key(&c.op)) {
             Some(lost) => {
@@ -335,7 +340,7 @@ mod tests {
     use super::*;
 
     fn writer(process: usize) -> Writer {
-        let who = Who { client: process, life: 1, cuts: 0 };
+        let who = Who { client: process, life: 1, truncations: 0 };
         Writer { who, process, sure: true, at: Instant(0) }
     }
     fn span(from: Moment, to: Moment) -> ReadSpan<'static> {
@@ -368,8 +373,8 @@ mod tests {
 
     #[test]
     fn a_file_is_as_long_as_the_last_that_made_it_so() {
-        let (grow, cut) = (Did::Grow { len: 100 }, Did::Size { len: 10 });
-        let file = file(None, &[(grow, 1, 2), (cut, 4, 8), (Did::Grow { len: 50 }, 6, 7)]);
+        let (grow, truncation) = (Did::Grow { len: 100 }, Did::Size { len: 10 });
+        let file = file(None, &[(grow, 1, 2), (truncation, 4, 8), (Did::Grow { len: 50 }, 6, 7)]);
         for (from, to, least, most) in [(3, 3, 100, 100), (9, 9, 10, 50), (5, 5, 10, 100), (1, 1, 0, 100)] {
             for size in [least, most] {
                 assert!(file.check_size(&span(from, to), size).is_ok(), "{size}, {from} to {to}");
@@ -380,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_of_a_hole_or_a_cut() {
+    fn zeros_are_of_a_hole_or_a_truncation() {
         let hole = Did::Zero { offset: 2, len: 3, grows: false };
         let (write, grow) = (Did::Write { offset: 0, len: 10 }, Did::Grow { len: 10 });
         let file = file(None, &[(write, 1, 2), (hole, 3, 4), (Did::Size { len: 8 }, 5, 6), (grow, 7, 8)]);
@@ -395,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_lost_must_not_be_there_unless_it_was_synced() {
+    fn unsynced_bytes_of_a_lost_client_may_be_missing() {
         let mut file = file(None, &[(Did::Write { offset: 0, len: 4 }, 1, 2)]);
         let lossy = ReadSpan { may_have_lost: &|_| true, ..span(9, 9) };
         assert!(file.check(&lossy, &[]).is_ok() && file.check(&lossy, &bytes_of(1, 0, 4)).is_ok());
@@ -422,10 +427,10 @@ mod tests {
             assert!(file.check(&span(9, 9), &all(ops)).is_err(), "{ops:?}");
         }
         assert!(file.check(&span(7, 7), &all(&[2, 4])).is_ok(), "one is under way");
-        let mut torn = all(&[2, 3, 4]);
-        torn[40] = 0;
-        assert!(file.check(&span(9, 9), &torn).is_err());
-        assert!(file.check(&span(9, 9), &torn[..39]).is_err());
+        let mut partial = all(&[2, 3, 4]);
+        partial[40] = 0;
+        assert!(file.check(&span(9, 9), &partial).is_err());
+        assert!(file.check(&span(9, 9), &partial[..39]).is_err());
         file.begin(6, writer(0), Did::Size { len: 3 }, 10);
         file.done(6, 11);
         assert!(file.check(&span(12, 12), &all(&[])).is_ok(), "cut off");

@@ -59,7 +59,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn what_overlaps_has_met() {
+    fn overlapping_faults_and_operations_have_met() {
         let marks = Marks::default();
         marks.begins(1, "read");
         marks.fault_begins(FaultKind::KillMeta);

@@ -460,7 +460,7 @@ impl Faults {
             SlowDisk | StallDisk | ReadErrors | LostWrites | MisdirectedWrites => {
                 world.set_disk_faults(victim, DiskFaults::default());
             }
-            WriteErrors | SyncErrors => self.judge_disk(victim).await,
+            WriteErrors | SyncErrors => self.check_disk(victim).await,
             SyncErrorsMeta => {
                 world.set_disk_faults(victim, DiskFaults::default());
                 world.sleep(JOURNAL_VERDICT).await;

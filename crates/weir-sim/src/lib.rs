@@ -371,11 +371,15 @@ struct Background {
 }
 
 impl Background {
-    fn begin(world: &World, what: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Background {
-        let (tell, ended) = tokio::sync::oneshot::channel();
+    fn begin(
+        world: &World,
+        what: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> Background {
+        let (end, ended) = tokio::sync::oneshot::channel();
         world.node(cluster::HARNESS).tasks.spawn(what, async move {
             task.await;
-            let _ = tell.send(()); // the run ended with a panic
+            let _ = end.send(()); // the run ended with a panic
         });
         Background { what, ended }
     }
@@ -401,7 +405,7 @@ fn attend(world: &World, cluster: &Arc<Cluster>, work: &Arc<Workload>, me: usize
             }
             world.sleep(Duration::from_millis(100)).await;
         };
-        work.context.client_states.seated(me, client.clone());
+        work.context.client_states.set_client(me, client.clone());
         let life = work.context.client_states.who(me).life;
         for app in work.apps() {
             let rng = world.rng(&format!("client {me}, application {app}, life {life}"));

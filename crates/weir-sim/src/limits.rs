@@ -95,11 +95,11 @@ impl Known {
             self.synced.extend(own.into_iter().map(|(_, range)| range));
         }
     }
-    fn was_cut(&mut self, size: u64) {
-        let cut = |(from, to): (u64, u64)| (from < size).then_some((from, to.min(size)));
-        self.synced = std::mem::take(&mut self.synced).into_iter().filter_map(cut).collect();
+    fn note_truncated(&mut self, size: u64) {
+        let kept = |(from, to): (u64, u64)| (from < size).then_some((from, to.min(size)));
+        self.synced = std::mem::take(&mut self.synced).into_iter().filter_map(kept).collect();
         let pending = std::mem::take(&mut self.pending).into_iter();
-        self.pending = pending.filter_map(|(who, range)| Some((who, cut(range)?))).collect();
+        self.pending = pending.filter_map(|(who, range)| Some((who, kept(range)?))).collect();
     }
     /// All writes to an offset of a file write the same byte: a byte that differs belongs to another file or
     /// offset.
@@ -469,7 +469,7 @@ impl Visit<'_> {
                     _ => Ok(()),
                 }
             }
-            1..4 => self.cut(file, &mut known).await,
+            1..4 => self.truncate(file, &mut known).await,
             4 => self.change_owner(file).await,
             _ => self.append(file, &mut known).await,
         }
@@ -502,11 +502,11 @@ impl Visit<'_> {
         Ok(handle)
     }
 
-    async fn cut(&self, file: &File, known: &mut Known) -> Result<()> {
+    async fn truncate(&self, file: &File, known: &mut Known) -> Result<()> {
         let size = self.client.getattr(file.ino).await?.attr.size;
         let size = self.rng.below(size + 1);
         self.log(file, &format!("cut to {size} bytes"));
-        known.was_cut(size); // whether or not it succeeds
+        known.note_truncated(size); // whether or not it succeeds
         let handle = self.handle(file, known).await?;
         let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
         self.client.setattr(&root_cred(), file.ino, Some(handle), set).await.map(drop)

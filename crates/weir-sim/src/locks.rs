@@ -51,20 +51,20 @@ struct State {
     /// The count after the last step.
     last: u64,
     /// The client of that step, if the step may be lost with it.
-    by: Option<Standing>,
+    by: Option<Caller>,
     /// A step began to write the next count, and has not ended.
     pending: bool,
 }
 
 struct Hold {
     op: u64,
-    standing: Standing,
+    caller: Caller,
     kind: LockKind,
 }
 
 /// A client's state when it got a lock.
 #[derive(Clone, Copy)]
-struct Standing {
+struct Caller {
     who: Who,
     /// It was not cut off then: no silence had begun that could end its session.
     sure: bool,
@@ -95,13 +95,13 @@ impl Counters {
         &self.counters
     }
 
-    fn standing(&self, me: usize) -> Standing {
-        Standing { who: self.client_states.who(me), sure: !self.client_states.is_cut(me) }
+    fn caller(&self, me: usize) -> Caller {
+        Caller { who: self.client_states.who(me), sure: !self.client_states.is_cut(me) }
     }
     /// The client may have lost its lock.
-    fn may_have_lost(&self, standing: &Standing) -> bool {
-        let who = standing.who;
-        !standing.sure || !self.client_states.is_alive(who) || self.client_states.cuts(who.client) != who.cuts
+    fn may_have_lost(&self, caller: &Caller) -> bool {
+        let who = caller.who;
+        !caller.sure || !self.client_states.is_alive(who) || self.client_states.cuts(who.client) != who.cuts
     }
 
     /// One step of a process of client `me`.
@@ -145,18 +145,18 @@ impl Counters {
         };
         // The state at the time of its request: a silence that begins while it waits may end its session
         // before it receives the grant.
-        let standing = self.standing(me);
+        let caller = self.caller(me);
         if self.wait(client, handle, wish(Some(kind)), rng).await? == Locked::Interrupted {
             return Ok(());
         }
         context.log(op, format_args!("c{me} has {kind:?} on {}", counter.name));
-        self.note_granted(counter, Hold { op, standing, kind });
-        let found = self.read(client, counter, handle, &standing).await?;
+        self.note_granted(counter, Hold { op, caller, kind });
+        let found = self.read(client, counter, handle, &caller).await?;
         self.world.sleep(Duration::from_nanos(rng.below(HOLD_MAX.as_nanos() as u64))).await;
         if kind == LockKind::Exclusive {
             counter.state().pending = true;
             client.write(handle, 0, text_of(found + 1).into()).await?;
-            self.note_counted(counter, found + 1, standing);
+            self.note_counted(counter, found + 1, caller);
             if rng.below(2) == 0 {
                 client.fsync(handle).await?;
                 self.note_safe(counter, found + 1);
@@ -199,19 +199,19 @@ impl Counters {
 
     fn note_granted(&self, counter: &Counter, hold: Hold) {
         let mut state = counter.state();
-        state.holds.retain(|other| !self.may_have_lost(&other.standing));
+        state.holds.retain(|other| !self.may_have_lost(&other.caller));
         let excludes = |other: &&Hold| LockKind::Exclusive == other.kind || LockKind::Exclusive == hold.kind;
         if let Some(other) = state.holds.iter().find(excludes)
-            && !self.may_have_lost(&hold.standing)
+            && !self.may_have_lost(&hold.caller)
         {
             panic!(
                 "{}: operation {} of c{} was granted {:?} while operation {} of c{} has {:?}",
                 counter.name,
                 hold.op,
-                hold.standing.who.client,
+                hold.caller.who.client,
                 hold.kind,
                 other.op,
-                other.standing.who.client,
+                other.caller.who.client,
                 other.kind
             );
         }
@@ -224,14 +224,14 @@ impl Counters {
         client: &Client,
         counter: &Counter,
         handle: Handle,
-        standing: &Standing,
+        caller: &Caller,
     ) -> Result<u64, Error> {
         let got = read_all(client, handle, 0, 2 * DIGITS).await?;
-        if self.may_have_lost(standing) {
+        if self.may_have_lost(caller) {
             // The lock may belong to another process by now, which continues to count.
             return Ok(count_in(counter, &got));
         }
-        Ok(self.check(counter, &got, Some(standing.who)))
+        Ok(self.check(counter, &got, Some(caller.who)))
     }
 
     /// Checks that the count found is a possible one; from now on the others know it.
@@ -247,20 +247,19 @@ impl Counters {
             counter.name
         );
         (state.last, state.pending) = (found, false);
-        let same = |standing: Standing| {
-            by.is_some_and(|w| (w.client, w.life) == (standing.who.client, standing.who.life))
-        };
+        let same =
+            |caller: Caller| by.is_some_and(|w| (w.client, w.life) == (caller.who.client, caller.who.life));
         if !state.by.is_some_and(same) {
             (state.safe, state.by) = (found, None);
         }
         found
     }
 
-    fn note_counted(&self, counter: &Counter, count: u64, standing: Standing) {
+    fn note_counted(&self, counter: &Counter, count: u64, caller: Caller) {
         let mut state = counter.state();
         // A process that may have lost its lock may have counted concurrently with others.
-        if !self.may_have_lost(&standing) || state.last + 1 == count {
-            (state.last, state.by, state.pending) = (count, Some(standing), false);
+        if !self.may_have_lost(&caller) || state.last + 1 == count {
+            (state.last, state.by, state.pending) = (count, Some(caller), false);
         }
     }
 

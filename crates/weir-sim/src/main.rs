@@ -128,18 +128,18 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let begun = std::time::Instant::now();
     let sums = std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..args.jobs)
-            .map(|lane| {
+        let workers: Vec<_> = (0..args.jobs)
+            .map(|worker| {
                 scope.spawn({
                     let args = &args;
-                    move || run_lane(args, lane)
+                    move || run_worker(args, worker)
                 })
             })
             .collect();
         let mut sums = Sums::default();
-        lanes
+        workers
             .into_iter()
-            .for_each(|lane| sums.add(lane.join().expect("a broken run is caught where it ran")));
+            .for_each(|worker| sums.add(worker.join().expect("a broken run is caught where it ran")));
         sums
     });
     let took = begun.elapsed();
@@ -163,9 +163,9 @@ fn main() -> ExitCode {
 }
 
 /// Every `jobs`-th seed.
-fn run_lane(args: &Args, lane: u64) -> Sums {
+fn run_worker(args: &Args, worker: u64) -> Sums {
     let mut sums = Sums::default();
-    for seed in (args.seed + lane..args.seed + args.runs).step_by(args.jobs as usize) {
+    for seed in (args.seed + worker..args.seed + args.runs).step_by(args.jobs as usize) {
         try_one(seed, args, &mut sums);
     }
     sums

@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_seen_may_be_lost_with_its_client() {
+    fn unseen_changes_may_be_lost_with_their_client() {
         let mut file = FileModel::default();
         change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });
         file.synced(0);
@@ -518,7 +518,7 @@ mod tests {
     /// Seed 51001: one client waits to open the file, meanwhile the other one dies with its changes, and then
     /// the first one writes.
     #[test]
-    fn what_is_lost_before_another_writes_was_seen_by_nobody() {
+    fn changes_lost_before_another_write_were_unseen() {
         let cuts = |client: usize| u64::from(client == 0);
         let mut file = FileModel::default();
         change(&mut file, 0, 1, What::Write { offset: 0, len: 100 });

@@ -8,7 +8,7 @@
 
 use crate::calls::root_cred;
 use crate::client_states::ClientStates;
-use crate::concurrent_file::{Changes, ReadSpan, Moment, Writer};
+use crate::concurrent_file::{Changes, Moment, ReadSpan, Writer};
 use crate::context::Context;
 use player::Player;
 use std::collections::BTreeSet;

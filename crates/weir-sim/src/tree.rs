@@ -26,7 +26,7 @@ const DIRS_MAX: usize = 9;
 const FILES_MAX: usize = 12;
 const FILE_BYTES_MAX: u64 = 150_000;
 const MARK: &[u8] = b"user.mark";
-const PAST_ENTRIES: u32 = 3;
+const SNAPSHOT_ENTRIES: u32 = 3;
 
 pub const CHANGE: &str = "tree change";
 pub const COMPARE: &str = "tree comparison";
@@ -356,7 +356,7 @@ async fn snapshot_names(
 ) -> Result<BTreeMap<String, InodeId>, Error> {
     let (mut names, mut after) = (BTreeMap::new(), 0);
     loop {
-        let listing = client.snapshot_list(&root_cred(), snapshot, dir, after, PAST_ENTRIES).await?;
+        let listing = client.snapshot_list(&root_cred(), snapshot, dir, after, SNAPSHOT_ENTRIES).await?;
         for entry in &listing.entries {
             after = entry.cookie;
             names.insert(String::from_utf8_lossy(&entry.name).into_owned(), entry.attr.ino);

@@ -258,8 +258,8 @@ impl Turn<'_> {
             1 => (file.written, 1 + self.rng.below(100) as usize),
             _ => {
                 let offset = self.some_offset(file);
-                let room = FILE_BYTES_MAX + 70_000 - offset.min(FILE_BYTES_MAX);
-                (offset, self.some_len().min(room as usize))
+                let space = FILE_BYTES_MAX + 70_000 - offset.min(FILE_BYTES_MAX);
+                (offset, self.some_len().min(space as usize))
             }
         }
     }

@@ -82,7 +82,7 @@ fn survives_any_mix_of_faults() {
 
 /// Seeds that broke a promise once: see `docs/verification.md`.
 #[test]
-fn what_was_mended_stays_mended() {
+fn seeds_that_failed_once_keep_every_promise() {
     let seeds = [33050, 33065, 33077, 33091, 34012, 35164, 35188, 35197, 36014, 36158];
     keeps_every_promise(seeds.into_iter(), Options::mixed);
     keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..Options::mixed(seed) });
@@ -143,7 +143,7 @@ fn copies_and_as_much_parity_as_data_keep_every_promise() {
 }
 
 #[test]
-fn nobody_is_granted_what_another_one_has_locked() {
+fn no_client_is_granted_a_lock_that_another_holds() {
     let options = |seed| Options { locks: true, ..Options::mixed(seed) };
     let met = keep_every_promise(70_000..70_024, options).met;
     for fault in ["kill-meta", "kill-client", "pause-client"] {
@@ -189,7 +189,7 @@ fn names_are_changed_as_a_whole_or_not_at_all() {
 /// What is removed is in the trash with all its bytes, comes back, goes when its time is over, and counts all
 /// the while.
 #[test]
-fn what_is_removed_is_in_the_trash_until_its_time_is_over() {
+fn removed_files_are_in_the_trash_until_they_expire() {
     let options = |seed| Options { trash: true, tree: seed % 2 == 0, ..Options::mixed(seed) };
     keeps_every_promise(480_000..480_012, options);
     let faults = vec![FaultKind::KillMeta, FaultKind::KillClient];
@@ -206,7 +206,7 @@ fn what_is_removed_is_in_the_trash_until_its_time_is_over() {
 
 /// Strangers change what a volume follows, and movers, servers and clients die.
 #[test]
-fn who_reads_a_replica_sees_all_of_what_was_at_home() {
+fn readers_of_a_replica_see_all_files_of_the_home() {
     use FaultKind::*;
     let options = |seed| Options { replica: true, pause_ms_max: 5000, ..Options::mixed(seed) };
     let met = keep_every_promise(490_100..490_106, options).met;

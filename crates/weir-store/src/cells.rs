@@ -285,7 +285,8 @@ pub fn drop_void(txn: &mut dyn Txn, cell: CellId, token_epoch: u32, delta: &mut 
         return drop_cell(txn, cell, delta);
     }
     let mut change = Change { cell, current: 0, before: Some(header.clone()), now: header };
-    let kept: Vec<Extent> = base.iter().chain(&uncommitted).filter(|f| !is_void(f)).map(|f| f.extent).collect();
+    let kept: Vec<Extent> =
+        base.iter().chain(&uncommitted).filter(|f| !is_void(f)).map(|f| f.extent).collect();
     for gone in uncommitted.iter().filter(|f| is_void(f)) {
         txn.delete(&prepared_key(cell, gone.version));
         drop_bytes(delta, gone.extent, &kept);

@@ -78,7 +78,8 @@ mod tests {
     #[test]
     fn cells_are_searched_again_after_a_copy_has_ended() {
         let group = PgId(3);
-        let mut refill = Refill { scanned_at_version: 7, moving: [group, PgId(4)].into(), ..Refill::default() };
+        let mut refill =
+            Refill { scanned_at_version: 7, moving: [group, PgId(4)].into(), ..Refill::default() };
         refill.copy_ended(group);
         assert_eq!((refill.scanned_at_version, refill.moving), (0, [PgId(4)].into()));
     }

@@ -400,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_member_lacks() {
+    fn a_plan_lists_the_parts_that_a_member_lacks() {
         let log = |seq, sum| BTreeSet::from([(Seq(seq), sum)]);
         let view = StripeView {
             newest: Version::new(1, 4),

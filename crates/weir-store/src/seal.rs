@@ -9,7 +9,7 @@
 //! commit; else drop. No old data is changed before the commit. Members that took no part are in the mask of
 //! the version, and rebuild their fragment when they return.
 //!
-//! Whether and when to seal is [`judge`], a pure decision.
+//! Whether and when to seal is [`evaluate`], a pure decision.
 use crate::cells::Scope;
 use crate::crash_points;
 use crate::peers::join_all;
@@ -27,7 +27,7 @@ use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
 mod decide;
 
-pub use decide::{InDoubt, SealFacts, SealLimits, SealVerdict, judge, resolve, version_of};
+pub use decide::{InDoubt, SealFacts, SealLimits, SealVerdict, evaluate, resolve, version_of};
 
 /// Whether a stripe of the group can be sealed now.
 pub fn can_seal(group: &Group, level: u16) -> bool {
@@ -70,7 +70,7 @@ impl StorageNode {
                 None => SealVerdict::Leave,
                 Some(acting) => {
                     let (overlay_bytes, overlay_count) = overlays_of(target, &acting.scope, file, stripe)?;
-                    judge(
+                    evaluate(
                         &SealFacts {
                             overlay_bytes,
                             overlay_count,

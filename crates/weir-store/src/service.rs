@@ -392,7 +392,11 @@ impl StorageNode {
         }))
     }
     /// A read of the index: answered in place unless the map must be fetched first.
-    fn read_index(&self, place: Place, work: impl FnOnce(&Acting) -> Result<Reply> + Send + 'static) -> Handled {
+    fn read_index(
+        &self,
+        place: Place,
+        work: impl FnOnce(&Acting) -> Result<Reply> + Send + 'static,
+    ) -> Handled {
         match self.admit(place) {
             Err(e) => Handled::Now(Err(e)),
             Ok(Admit::Ready(acting)) => Handled::Now(work(&acting)),

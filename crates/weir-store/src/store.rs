@@ -272,7 +272,7 @@ impl Store {
         let under_way = self.begin_disk();
         let durable = self.kv.wait_durable(seq).await;
         under_way.end();
-        durable.map_err(|e| self.judge(e))
+        durable.map_err(|e| self.classify_error(e))
     }
     /// Like [`Self::durable`]; for a small change it flushes on this thread if that is possible now.
     pub async fn durable_here(&self, seq: CommitSeq) -> Result<()> {
@@ -283,10 +283,10 @@ impl Store {
     }
     /// Returns space that no entry names any more; called at an interval.
     pub fn reclaim(&self) -> Result<()> {
-        self.slabs.reclaim(self.kv.durable()).map_err(|e| self.judge(e))
+        self.slabs.reclaim(self.kv.durable()).map_err(|e| self.classify_error(e))
     }
     pub async fn checkpoint(&self) -> Result<()> {
-        self.kv.checkpoint().await.map_err(|e| self.judge(e))
+        self.kv.checkpoint().await.map_err(|e| self.classify_error(e))
     }
     /// Begins work with the disk: see [`DiskWatch`].
     pub(crate) fn begin_disk(&self) -> UnderWay {
@@ -329,7 +329,7 @@ impl Store {
         self.store_for(Purpose::NewData, data)
     }
     fn store_for(&self, purpose: Purpose, data: &[u8]) -> Result<Extent> {
-        let stored = self.slabs.store(data, self.kv.durable(), purpose).map_err(|e| self.judge(e));
+        let stored = self.slabs.store(data, self.kv.durable(), purpose).map_err(|e| self.classify_error(e));
         self.crash_point(crash_points::BYTES_WRITTEN);
         stored
     }
@@ -374,7 +374,7 @@ impl Store {
             delta = Delta::default();
             body(txn, &mut delta)
         });
-        let seq = committed.map_err(|e| if e.kind == ErrorKind::Io { self.judge(e) } else { e })?;
+        let seq = committed.map_err(|e| if e.kind == ErrorKind::Io { self.classify_error(e) } else { e })?;
         self.counters.cells.fetch_add(delta.cells, Relaxed);
         self.counters.under_replicated_cells.fetch_add(delta.under_replicated_cells, Relaxed);
         self.counters.overlay_count.fetch_add(delta.overlay_count, Relaxed);
@@ -383,7 +383,7 @@ impl Store {
         Ok(seq)
     }
     /// The caller handles a full disk; any other error of a write fails the target for ever.
-    fn judge(&self, e: Error) -> Error {
+    fn classify_error(&self, e: Error) -> Error {
         if e.kind == ErrorKind::NoSpace {
             return e;
         }

@@ -114,7 +114,7 @@ async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     let mut model = Model::new();
     model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
     world.seal(cell(0, 0).file).await.unwrap();
-    world.cut(0).await;
+    world.truncate(0).await;
     let mut model = Model::new();
     model.overlay(&world, 0, 1, 100, &bytes_of(2, 5000)).await;
     world.seal(cell(0, 0).file).await.unwrap();

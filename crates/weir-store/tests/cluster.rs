@@ -402,7 +402,7 @@ async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
             model.overlay(&world, stripe, 1, 40, b"not sealed").await;
         }
         world.lose(TargetId(victim)).await;
-        world.cut(1).await;
+        world.truncate(1).await;
         models[1..].iter_mut().for_each(|m| *m = Model::new());
         // Few numbers where there were many; a whole stripe; nothing; a part of it while the member is
         // behind.
@@ -453,7 +453,7 @@ async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
             }
         }
         let copy = if is_copy { world.copy_of(id) } else { Copy::default() };
-        world.cut(2).await;
+        world.truncate(2).await;
         models[2..].iter_mut().for_each(|m| *m = Model::new());
         // Few numbers where there were many; a whole stripe; parts where there was nothing; and what was
         // there goes on.

@@ -162,13 +162,13 @@ async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) 
 
 async fn check_clean(env: &Env, context: &str) {
     let mut problems = Vec::new();
-    let mut tell = |finding| {
+    let mut report = |finding| {
         if let Finding::Problem { problem } = finding {
             problems.push(problem);
         }
     };
     let options = InspectOptions { check: true, cell: None };
-    let summary = inspect(env, dir(), options, &mut tell).await.unwrap();
+    let summary = inspect(env, dir(), options, &mut report).await.unwrap();
     assert_eq!((problems, summary.problems), (vec![], 0), "{context}");
 }
 
@@ -210,7 +210,7 @@ fn lives(seed: u64, count: u64) -> u64 {
 }
 
 #[test]
-fn what_is_acknowledged_survives_power_cuts() {
+fn acknowledged_writes_survive_power_cuts() {
     for seed in 0..10 {
         lives(seed, 5);
     }

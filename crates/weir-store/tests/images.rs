@@ -498,7 +498,7 @@ impl Image {
         self.write(path, a, &part(b));
         self.write(path, b, &part(a));
     }
-    fn cut(&self, path: &Path) {
+    fn truncate(&self, path: &Path) {
         let file = self.disk.open(path, OpenMode { write: true, ..OpenMode::READ }).unwrap();
         file.set_len(file.len().unwrap() / 2 / 4096 * 4096).unwrap();
         file.sync_data().unwrap();
@@ -533,7 +533,7 @@ impl Image {
                 }
             }
             SlabBlocksSwapped => self.swap(&slab, 0),
-            SlabTruncated => self.cut(&slab),
+            SlabTruncated => self.truncate(&slab),
             SlabMissing => self.remove(&slab),
             JournalHeader => {
                 let path = self.journal();
@@ -564,7 +564,7 @@ impl Image {
                 self.flip(&tree, at..at + 4096);
             }
             TreePagesSwapped => self.swap(&tree, 4096),
-            TreeTruncated => self.cut(&tree),
+            TreeTruncated => self.truncate(&tree),
             TreeMissing => self.remove(&tree),
             IndexValueBit | IndexValueFormat | OverlayData => {
                 unreachable!("made through the index: see damage_index")

@@ -149,7 +149,7 @@ fn apply(model: &mut Vec<u8>, offset: u32, data: &[u8]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_written_reads_back(ops in ops()) {
+    fn written_bytes_read_back(ops in ops()) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let _in = runtime.enter();
         let env = weir_env::real::env();
@@ -492,7 +492,7 @@ fn a_truncation_drops_older_bytes_and_is_remembered() {
 
 /// A cut with an end leaves what lies before and behind it, and says no more than its stripes.
 #[test]
-fn a_cut_with_an_end_leaves_what_lies_behind_it() {
+fn a_truncation_with_an_end_leaves_later_bytes() {
     with_store(|_, _, store| {
         let file = cell(1, 0).file;
         for stripe in 0..4 {
@@ -571,9 +571,9 @@ fn a_fill_replaces_what_is_older_and_nothing_else() {
         assert_eq!(&read(&store, id, 0, CELL_BYTES).1[..5], b"newer");
         let writers = write_as(&store, id, Version::new(9, 2), WriteMode::Fill, &[], b"x");
         assert_eq!(writers.unwrap_err().kind, ErrorKind::Invalid);
-        let aside = cell(1, 6);
-        write_as(&store, aside, Version::new(6, 2), WriteMode::Prepare, &[], b"a writer's").unwrap();
-        let late = write_as(&store, aside, Version::new(5, FILL_COUNTER), WriteMode::Fill, &[], b"late");
+        let other = cell(1, 6);
+        write_as(&store, other, Version::new(6, 2), WriteMode::Prepare, &[], b"a writer's").unwrap();
+        let late = write_as(&store, other, Version::new(5, FILL_COUNTER), WriteMode::Fill, &[], b"late");
         assert_eq!(late.unwrap_err().kind, ErrorKind::Stale);
     });
 }

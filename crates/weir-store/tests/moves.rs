@@ -68,7 +68,7 @@ async fn filled(world: &Arc<World>) -> Vec<Model> {
         model.overlay(world, stripe, 1, 40, b"small").await;
         model.overlay(world, stripe, 2, 80, &bytes_of(3, 30_000)).await;
     }
-    world.cut(4).await;
+    world.truncate(4).await;
     models[4] = Model::new();
     models
 }

@@ -112,13 +112,13 @@ pub fn seal(head: &mut Head, record: &Record) -> String {
     let entry = Entry {
         number,
         time: time(record.time_ns),
-        node: cut(&record.node),
-        from: cut(&record.from),
+        node: truncated(&record.node),
+        from: truncated(&record.from),
         role: record.role.clone(),
         uid: record.uid,
         what: record.what.clone(),
-        on: cut(&record.on),
-        result: cut(&record.result.to_string()),
+        on: truncated(&record.on),
+        result: truncated(&record.result.to_string()),
         again: record.again,
         prev: head.hash.to_string(),
     };
@@ -136,7 +136,7 @@ pub fn time(time_ns: i64) -> String {
     format!("{at:.3}")
 }
 
-fn cut(text: &str) -> String {
+fn truncated(text: &str) -> String {
     if text.len() <= TEXT_BYTES_MAX {
         return text.to_owned();
     }
@@ -148,7 +148,7 @@ fn cut(text: &str) -> String {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// It is not a complete record.
-    Cut,
+    Truncated,
     /// It differs from the line that was written.
     Changed,
     /// Records before it are missing.
@@ -162,7 +162,7 @@ pub enum Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Cut => f.write_str("the line is not a whole record"),
+            Fault::Truncated => f.write_str("the line is not a whole record"),
             Fault::Changed => f.write_str("the line was changed: its checksum does not match"),
             Fault::Missing { first, last } if first == last => {
                 write!(f, "record {first} is missing before it")
@@ -180,12 +180,12 @@ impl fmt::Display for Fault {
 
 /// The record of a single line, and the head after it. `prev` and `number` are not checked.
 pub fn open(line: &[u8]) -> Result<(Entry, Head), Fault> {
-    let at = line.len().checked_sub(SEAL_BYTES).ok_or(Fault::Cut)?;
+    let at = line.len().checked_sub(SEAL_BYTES).ok_or(Fault::Truncated)?;
     let (sealed, seal) = line.split_at(at);
     let hash = Hash::of(sealed);
     if seal != format!("{SEAL}{hash}\"}}").as_bytes() {
         let is_whole = line.starts_with(b"{") && line.ends_with(b"\"}");
-        return Err(if is_whole { Fault::Changed } else { Fault::Cut });
+        return Err(if is_whole { Fault::Changed } else { Fault::Truncated });
     }
     let object = [sealed, b"}"].concat();
     let entry: Entry = serde_json::from_slice(&object).map_err(|_| Fault::Changed)?;
@@ -302,7 +302,7 @@ mod tests {
                 bytes[n][at] ^= 1;
                 let fault = verify(bytes.iter().map(Vec::as_slice)).unwrap_err();
                 assert_eq!(fault.0, n + 1, "byte {at} of line {n}: {fault:?}");
-                assert!(matches!(fault.1, Fault::Changed | Fault::Cut), "{fault:?}");
+                assert!(matches!(fault.1, Fault::Changed | Fault::Truncated), "{fault:?}");
             }
         }
     }
@@ -328,17 +328,17 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_line_is_found() {
+    fn a_truncated_line_is_found() {
         let lines = chain(3);
         for len in 0..lines[2].len() {
-            let mut cut = lines.clone();
-            cut[2].truncate(len);
-            let (line, fault) = found(&cut).unwrap_err();
-            assert!(line == 3 && matches!(fault, Fault::Cut | Fault::Changed), "{len}: {fault:?}");
+            let mut truncated = lines.clone();
+            truncated[2].truncate(len);
+            let (line, fault) = found(&truncated).unwrap_err();
+            assert!(line == 3 && matches!(fault, Fault::Truncated | Fault::Changed), "{len}: {fault:?}");
         }
-        let mut cut = lines.clone();
-        cut[0].truncate(20);
-        assert_eq!(found(&cut), Err((1, Fault::Cut)));
+        let mut truncated = lines.clone();
+        truncated[0].truncate(20);
+        assert_eq!(found(&truncated), Err((1, Fault::Truncated)));
     }
 
     #[test]
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_between_characters() {
+    fn long_texts_are_truncated_between_characters() {
         let record = Record { on: "ä".repeat(5000), ..record(1) };
         let line = seal(&mut Head::default(), &record);
         let (entry, _) = open(line.as_bytes()).unwrap();

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_is_refused_in_words() {
+    fn an_invalid_certificate_is_refused_with_a_reason() {
         let (authority, other) =
             (Authority::found(CLUSTER, NOW).unwrap(), Authority::found(CLUSTER, NOW).unwrap());
         let made = authority.issue_own(&grant("s3", &[Role::Storage]), NOW).unwrap();
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_takes_the_name_or_the_role_of_another() {
+    fn no_node_takes_the_name_or_the_role_of_another() {
         let certificate = Certificate {
             cluster: CLUSTER,
             name: "s3".to_owned(),

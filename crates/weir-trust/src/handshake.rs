@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused_by_its_header() {
+    fn a_malformed_record_is_refused_by_its_header() {
         assert_eq!(record_len(&[22, 3, 1, 1, 0]), Ok(256));
         for bad in [*b"WEIR\x01", *b"GET /", [22, 3, 1, 255, 255], [24, 3, 3, 0, 1]] {
             assert!(record_len(&bad).is_err());

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused() {
+    fn malformed_tokens_are_refused() {
         let good =
             Token { addrs: vec!["h:1".into()], pin: Pin([1; 16]), secret: Secret([2; 16]) }.to_string();
         for bad in [

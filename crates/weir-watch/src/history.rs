@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn more_series_than_there_is_room_for_are_left_out() {
+    fn series_beyond_the_limit_are_omitted() {
         let (history, meters) = (History::default(), Registry::default());
         let names: Vec<&'static str> = (0..SERIES_MAX + 5).map(|n| &*format!("n{n:03}").leak()).collect();
         names.iter().for_each(|name| meters.gauge(name, ("", "")).set(1));

@@ -140,7 +140,7 @@ impl WaitRecord {
         WaitRecord { action, ..self }
     }
     pub fn held_by(self, holder: &str) -> WaitRecord {
-        WaitRecord { holder: Some(cut(holder)), ..self }
+        WaitRecord { holder: Some(truncated(holder)), ..self }
     }
     pub fn at(self, peer: &Arc<str>) -> WaitRecord {
         WaitRecord { peer: Some(peer.clone()), ..self }
@@ -150,14 +150,14 @@ impl WaitRecord {
     }
 }
 
-fn cut(name: &str) -> Arc<str> {
+fn truncated(name: &str) -> Arc<str> {
     let end = (0..=NAME_BYTES_MAX.min(name.len())).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
     name[..end].into()
 }
 
 /// A wait that is over.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Past {
+pub struct Ended {
     pub record: WaitRecord,
     pub lasted_ns: u64,
     pub ended_ns: u64,
@@ -178,7 +178,7 @@ pub struct Waits {
     ended: [AtomicU64; Reason::ALL.len()],
     waited_ns: [AtomicU64; Reason::ALL.len()],
     not_listed: AtomicU64,
-    kept: Mutex<VecDeque<Past>>,
+    kept: Mutex<VecDeque<Ended>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -225,19 +225,19 @@ impl Waits {
         if lasted_ns >= KEPT_NS
             && let Some(record) = lock(&place.record).take()
         {
-            self.keep(Past { record, lasted_ns, ended_ns: now_ns });
+            self.keep(Ended { record, lasted_ns, ended_ns: now_ns });
         }
         place.since.store(0, Ordering::Release);
     }
 
-    fn keep(&self, past: Past) {
+    fn keep(&self, ended: Ended) {
         let mut kept = lock(&self.kept);
         while kept.len() >= KEPT_MAX
-            || kept.front().is_some_and(|old| past.ended_ns.saturating_sub(old.ended_ns) > KEPT_FOR_NS)
+            || kept.front().is_some_and(|old| ended.ended_ns.saturating_sub(old.ended_ns) > KEPT_FOR_NS)
         {
             kept.pop_front();
         }
-        kept.push_back(past);
+        kept.push_back(ended);
     }
 
     /// Waits that have lasted for `min_ns`, the longest first, with their age.
@@ -260,10 +260,10 @@ impl Waits {
     }
 
     /// Waits that ended since then and lasted for `min_ns`, the newest first.
-    pub fn past(&self, since_ns: u64, min_ns: u64) -> Vec<Past> {
+    pub fn ended(&self, since_ns: u64, min_ns: u64) -> Vec<Ended> {
         let kept = lock(&self.kept);
-        let newest = kept.iter().rev().take_while(|past| past.ended_ns >= since_ns);
-        newest.filter(|past| past.lasted_ns >= min_ns).cloned().collect()
+        let newest = kept.iter().rev().take_while(|ended| ended.ended_ns >= since_ns);
+        newest.filter(|ended| ended.lasted_ns >= min_ns).cloned().collect()
     }
 
     /// By reason: the number of waits of more than [`VISIBLE_NS`] that ended, and their time.
@@ -308,7 +308,7 @@ impl WaitGuard {
         if let Some(place) = self.place
             && let Some(record) = &mut *lock(&self.waits.places[place].record)
         {
-            record.holder = Some(cut(holder));
+            record.holder = Some(truncated(holder));
         }
     }
 }
@@ -351,9 +351,9 @@ mod tests {
         at(200);
         drop(long);
         assert_eq!(waits.list(200 * MS, 0), []);
-        let past = waits.past(0, 0);
-        assert_eq!((past.len(), past[0].lasted_ns / MS, past[0].record.pid), (1, 199, 42));
-        assert_eq!(waits.past(201 * MS, 0), [], "it ended earlier");
+        let ended = waits.ended(0, 0);
+        assert_eq!((ended.len(), ended[0].lasted_ns / MS, ended[0].record.pid), (1, 199, 42));
+        assert_eq!(waits.ended(201 * MS, 0), [], "it ended earlier");
         let totals: Vec<_> = waits.totals().filter(|t| t.1 > 0).map(|(r, n, ns)| (r, n, ns / MS)).collect();
         assert_eq!(totals, [(Reason::Lock, 1, 199), (Reason::Disk, 1, 49)]);
     }
@@ -381,17 +381,17 @@ mod tests {
             drop(guard);
         };
         (0..KEPT_MAX as u64 + 5).for_each(|n| wait(n * KEPT_NS, (n + 1) * KEPT_NS));
-        assert_eq!(waits.past(0, 0).len(), KEPT_MAX);
+        assert_eq!(waits.ended(0, 0).len(), KEPT_MAX);
         let later = 2 * KEPT_FOR_NS;
         wait(later, later + KEPT_NS);
-        assert_eq!(waits.past(0, 0).len(), 1);
+        assert_eq!(waits.ended(0, 0).len(), 1);
     }
 
     #[test]
     fn a_wait_that_ended_at_a_given_time_ends_once() {
         let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
         guard(&waits, &clock, WaitRecord::new(Reason::Answer, Object::NONE)).end_at(KEPT_NS);
-        assert_eq!((waits.past(0, 0).len(), waits.list(KEPT_NS, 0).len()), (1, 0));
+        assert_eq!((waits.ended(0, 0).len(), waits.list(KEPT_NS, 0).len()), (1, 0));
         assert_eq!(waits.totals().map(|t| t.1).sum::<u64>(), 1);
     }
 

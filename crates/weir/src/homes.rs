@@ -306,8 +306,8 @@ impl Homes {
         let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;
         let client =
             connected.map_err(|e| Fault::Unreachable(e.doing(format_args!("reach the home {url}"))))?;
-        let keeping = own.map(|own| certificate::keep(self.env.clone(), own, who));
-        let renewing = keeping.map(|keeping| self.env.tasks.spawn("renew a certificate at home", keeping));
+        let renewal = own.map(|own| certificate::keep(self.env.clone(), own, who));
+        let renewing = renewal.map(|renewal| self.env.tasks.spawn("renew a certificate at home", renewal));
         Ok((client, renewing))
     }
 }

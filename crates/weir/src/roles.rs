@@ -183,8 +183,8 @@ impl Node {
     /// Renews the certificate as long as the role runs.
     fn keep_certificate(&self, role: Role) -> Outcome<()> {
         if let Some(own) = self.own.clone() {
-            let keeping = certificate::keep(self.env.clone(), own, self.observer(role)?);
-            self.env.tasks.spawn("renew the certificate", keeping);
+            let renewal = certificate::keep(self.env.clone(), own, self.observer(role)?);
+            self.env.tasks.spawn("renew the certificate", renewal);
         }
         Ok(())
     }

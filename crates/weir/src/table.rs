@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stand_at_the_right() {
+    fn numbers_are_aligned_right() {
         let rows = vec![
             vec!["a".to_string(), "9 B".into(), "t3".into()],
             vec!["bb".into(), "1.25 MiB".into(), "x".into()],

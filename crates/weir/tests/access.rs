@@ -243,15 +243,15 @@ fn the_audit_log_has_refusals_and_a_changed_byte_is_found() {
         text(&found.stdout)
     );
     // Records that were removed at the end are missing for somebody who kept the last one.
-    let cut = whole[..whole.len() - 1].iter().rposition(|b| *b == b'\n').unwrap();
-    let tip = text(&whole[cut + 1..]);
+    let line_end = whole[..whole.len() - 1].iter().rposition(|b| *b == b'\n').unwrap();
+    let tip = text(&whole[line_end + 1..]);
     let field = |name: &str| {
         tip.split(name).nth(1).unwrap().split(['"', ',']).find(|w| !w.is_empty()).unwrap().to_owned()
     };
     let kept = format!("{}:{}", field("\"number\":"), field("\"hash\":\""));
     fs::write(&log, &whole).unwrap();
     assert!(verify(&["--expect", &kept]).status.success());
-    fs::write(&log, &whole[..=cut]).unwrap();
+    fs::write(&log, &whole[..=line_end]).unwrap();
     assert!(verify(&[]).status.success());
     assert_eq!(verify(&["--expect", &kept]).status.code(), Some(1));
 }
@@ -284,7 +284,7 @@ fn no_server_listens_on_tcp_unless_asked() {
 }
 
 #[test]
-fn what_another_user_made_is_not_acted_on() {
+fn directories_of_another_user_are_refused() {
     if !is_root() {
         return;
     }
@@ -312,12 +312,12 @@ fn what_another_user_made_is_not_acted_on() {
         both("belongs to user 1000");
         chown(dir.join(name), Some(0), None).unwrap();
     }
-    let (run, aside, precious) = (dir.join("run"), dir.join("run.aside"), top.path().join("precious"));
-    fs::rename(&run, &aside).unwrap();
-    symlink(&aside, &run).unwrap();
+    let (run, renamed, precious) = (dir.join("run"), dir.join("run.aside"), top.path().join("precious"));
+    fs::rename(&run, &renamed).unwrap();
+    symlink(&renamed, &run).unwrap();
     both("run is a symbolic link");
     fs::remove_file(&run).unwrap();
-    fs::rename(&aside, &run).unwrap();
+    fs::rename(&renamed, &run).unwrap();
     // A file that is made there is made there, not where a link leads.
     fs::write(&precious, "kept").unwrap();
     let _ = fs::remove_file(run.join("up.lock"));

@@ -120,13 +120,13 @@ fn roles_meet_over_mixed_loopback_addresses_in_any_order() {
 
     // Another node of the same name, while the first lives.
     let other = roles.path("t2");
-    let twin =
+    let second =
         here(&["storage", "--name", "s1", "--dir", &other, "--listen", "tcp:[::1]:0", "--coordinator", &six])
             .output()
             .unwrap();
-    let said = text(&twin.stderr);
+    let said = text(&second.stderr);
     assert!(
-        !twin.status.success() && said.contains("is running already") && said.contains("another name"),
+        !second.status.success() && said.contains("is running already") && said.contains("another name"),
         "{said}"
     );
 

@@ -264,7 +264,7 @@ fn a_user_gets_a_day_back_with_his_own_rights_only() {
 }
 
 #[test]
-fn what_is_at_home_only_is_in_the_backup_or_is_named() {
+fn offline_data_is_in_the_backup_or_is_named() {
     if !can_mount() {
         return;
     }

@@ -207,12 +207,12 @@ fn opening_with_truncation_sets_the_times_of_an_empty_file() {
         return;
     }
     let cluster = cluster(1);
-    let stamp = cluster.mount().join("stamp");
-    fs::write(&stamp, b"").unwrap();
-    shell(&format!("touch -d @1000000000 {}", stamp.display()));
-    let before = fs::metadata(&stamp).unwrap();
+    let file = cluster.mount().join("stamp");
+    fs::write(&file, b"").unwrap();
+    shell(&format!("touch -d @1000000000 {}", file.display()));
+    let before = fs::metadata(&file).unwrap();
     assert_eq!(before.mtime(), 1_000_000_000);
-    fs::write(&stamp, b"").unwrap();
-    let after = fs::metadata(&stamp).unwrap();
+    fs::write(&file, b"").unwrap();
+    let after = fs::metadata(&file).unwrap();
     assert!(after.mtime() > before.mtime() && after.ctime() >= before.ctime());
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const TINY: [&str; 8] = ["--size", "3MiB", "--files", "12", "--ops", "9", "--rounds", "2"];
+const SMALL: [&str; 8] = ["--size", "3MiB", "--files", "12", "--ops", "9", "--rounds", "2"];
 
 fn two() -> (TempDir, PathBuf, PathBuf) {
     let root = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ fn assert_figures(json: &serde_json::Value, base: usize) {
 #[test]
 fn a_table_has_all_rows_and_all_directories() {
     let (_root, one, two) = two();
-    let output = weir(&[&["bench", "compare", path(&one), path(&two)], &TINY[..]].concat());
+    let output = weir(&[&["bench", "compare", path(&one), path(&two)], &SMALL[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     for word in ["stream-write", "MiB/s", "shared-write", "random-rdwr", "ls-again", "remove", "B/A", "Linux"]
@@ -71,14 +71,14 @@ fn a_table_has_all_rows_and_all_directories() {
 fn json_has_each_round_and_ratios_to_the_base() {
     let (_root, one, two) = two();
     let words = ["bench", "compare", "--json", "--base", path(&two), path(&one), path(&two)];
-    let output = weir(&[&words, &TINY[..]].concat());
+    let output = weir(&[&words, &SMALL[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_figures(&json, 1);
     assert!(json["machine"]["kernel"].as_str().unwrap().contains('.'));
     // Some rows only, in their own order.
     let words = ["bench", "compare", "--json", "--rows", "find,cold-read", path(&one)];
-    let output = weir(&[&words, &TINY[..]].concat());
+    let output = weir(&[&words, &SMALL[..]].concat());
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let names: Vec<_> = json["rows"].as_array().unwrap().iter().map(|r| r["name"].clone()).collect();
     assert_eq!(names, ["cold-read", "find"]);
@@ -93,7 +93,7 @@ fn a_mount_is_compared_with_a_plain_directory() {
     let (_root, one, _) = two();
     let cluster = Cluster::start(1);
     let mount = cluster.mount();
-    let output = weir(&[&["bench", "compare", "--json", path(&one), path(mount)], &TINY[..]].concat());
+    let output = weir(&[&["bench", "compare", "--json", path(&one), path(mount)], &SMALL[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_figures(&json, 0);
@@ -105,14 +105,14 @@ fn a_mount_is_compared_with_a_plain_directory() {
 fn pages_that_cannot_be_dropped_are_reported() {
     let shm = Path::new("/dev/shm");
     let Ok(dir) = tempfile::tempdir_in(shm) else { return };
-    let output = weir(&[&["bench", "compare", "--rows", "cold-read", path(dir.path())], &TINY[..]].concat());
+    let output = weir(&[&["bench", "compare", "--rows", "cold-read", path(dir.path())], &SMALL[..]].concat());
     let table = text(&output.stdout);
     // Memory is where the files of a tmpfs are.
     assert!(table.contains("(tmpfs) kept up to 100 % of the pages"), "{table}");
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused_by_name() {
+fn rows_that_cannot_be_compared_are_refused_by_name() {
     let (_root, one, two) = two();
     let file = one.join("file");
     fs::write(&file, "x").unwrap();

@@ -25,7 +25,7 @@ const BIG_BYTES: usize = 9_300_001;
 /// One stripe, whose overlays are sealed.
 const SHARED_BYTES: usize = 4 << 20;
 /// A piece of a burst: rides in the journal.
-const PIECE_BYTES: usize = 8 << 10;
+const PART_BYTES: usize = 8 << 10;
 
 /// Who is killed.
 #[derive(Clone, Copy, Debug)]
@@ -159,15 +159,15 @@ impl Work {
         }
         let mut after = self.files["shared"].bytes.clone();
         let new = pattern(step, SHARED_BYTES);
-        let pieces: Vec<usize> =
-            (0..SHARED_BYTES).step_by(2 * PIECE_BYTES).map(|at| at + PIECE_BYTES / 2).collect();
-        for at in &pieces {
-            after[*at..at + PIECE_BYTES].copy_from_slice(&new[*at..at + PIECE_BYTES]);
+        let parts: Vec<usize> =
+            (0..SHARED_BYTES).step_by(2 * PART_BYTES).map(|at| at + PART_BYTES / 2).collect();
+        for at in &parts {
+            after[*at..at + PART_BYTES].copy_from_slice(&new[*at..at + PART_BYTES]);
         }
         self.change("shared", after.clone(), |path| {
             let file = OpenOptions::new().write(true).open(path)?;
-            for at in &pieces {
-                file.write_all_at(&after[*at..at + PIECE_BYTES], *at as u64)?;
+            for at in &parts {
+                file.write_all_at(&after[*at..at + PART_BYTES], *at as u64)?;
             }
             file.sync_data()
         })

@@ -80,10 +80,10 @@ fn after(cluster: &Cluster) {
         fs::create_dir(top.join(format!("late{n}"))).unwrap();
         write(&top.join(format!("late{n}/file")), &pattern(400 + n, 3_000_000));
     }
-    let cut = OpenOptions::new().write(true).open(top.join("docs/cut")).unwrap();
-    cut.set_len(STRIPE as u64).unwrap();
-    cut.set_len(3 * STRIPE as u64).unwrap();
-    cut.sync_all().unwrap();
+    let truncated = OpenOptions::new().write(true).open(top.join("docs/cut")).unwrap();
+    truncated.set_len(STRIPE as u64).unwrap();
+    truncated.set_len(3 * STRIPE as u64).unwrap();
+    truncated.sync_all().unwrap();
     let grown = OpenOptions::new().write(true).open(top.join("docs/grown")).unwrap();
     grown.write_all_at(&pattern(92, 3 * STRIPE), 3 * STRIPE as u64).unwrap();
     grown.sync_all().unwrap();
@@ -110,7 +110,7 @@ fn all_is_right(cluster: &Cluster) {
     assert_eq!(data["bytes_hard"], 1_000_000_000, "{data}");
 }
 
-fn what_is_lost_is_an_error(top: &Path) {
+fn lost_data_is_an_error(top: &Path) {
     assert!(!top.join("docs/late0").exists() && !top.join("late0").exists());
     // Deleted, or truncated, after the export.
     let docs = top.join("docs");
@@ -197,7 +197,7 @@ fn a_lost_namespace_comes_back_from_its_export() {
     assert!(imported.status.success(), "{}", text(&imported.stderr));
     cluster.up();
     all_is_right(&cluster);
-    what_is_lost_is_an_error(&top);
+    lost_data_is_an_error(&top);
     new_files_are_new(&top);
     all_is_right(&cluster);
 
@@ -263,12 +263,12 @@ fn a_damaged_or_foreign_export_is_refused() {
     let cluster = Cluster::with(0, &["--targets", "1"]);
     let other = Cluster::with(0, &["--targets", "1"]);
     let outside = tempfile::tempdir().unwrap();
-    let [own, foreign, cut] =
+    let [own, foreign, truncated] =
         ["own", "foreign", "cut"].map(|name| outside.path().join(name).display().to_string());
     json(&cluster, &["namespace", "export", &own]);
     json(&other, &["namespace", "export", &foreign]);
     let bytes = fs::read(&own).unwrap();
-    fs::write(&cut, &bytes[..bytes.len() - 9]).unwrap();
+    fs::write(&truncated, &bytes[..bytes.len() - 9]).unwrap();
     let dir = cluster.dir();
     cluster.signal("meta", "TERM");
     wait_until("meta ends", PATIENCE, || cluster.pid("meta").is_none());
@@ -282,7 +282,7 @@ fn a_damaged_or_foreign_export_is_refused() {
     fs::rename(dir.join("meta"), dir.join("meta-kept")).unwrap();
     refusal(&foreign, &["the export is of cluster"]);
     refusal("/dev/null", &["the export is damaged"]);
-    refusal(&cut, &["it was cut off", "hint: take another export"]);
+    refusal(&truncated, &["it was cut off", "hint: take another export"]);
     // What an import left that was broken off is not used, and done again.
     let unfinished = cluster.try_up();
     assert!(!unfinished.status.success());

@@ -121,7 +121,7 @@ fn stopped_and_dead_servers_are_named() {
     table.check(&cluster, "coordinator killed", slow("", 8, &["the coordinator does not answer"]));
     cluster.up();
     table.heal(&cluster);
-    table.judge("servers");
+    table.finish("servers");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn mounts_leases_locks_and_hogs_are_named() {
     cluster.kill("mount-2");
     table.check(&cluster, "mount killed", slow("mount-dead", 1, &["mount-2", "is dead"]));
     cluster.up();
-    table.judge("clients");
+    table.finish("clients");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn volumes_homes_and_movers_are_named() {
     volumes(cluster, &mut table);
     homes(&bench, &mut table);
     movers(&bench, &mut table);
-    table.judge("volumes, homes and movers");
+    table.finish("volumes, homes and movers");
 }
 
 fn volumes(cluster: &Cluster, table: &mut Table) {
@@ -345,7 +345,7 @@ fn disks_that_hang_fail_or_fill_up_are_named() {
         slow("target-failed", 1, &["t2 (storage-2) failed with a disk error"]),
     );
     drop(load);
-    table.judge("disks");
+    table.finish("disks");
 }
 
 #[test]
@@ -373,5 +373,5 @@ fn standbys_and_copies_that_are_away_are_named() {
     cluster.kill("coord-3");
     table.check(&cluster, "standby coordinator killed", slow("standby-down", 1, &["coord-3 is not running"]));
     cluster.up();
-    table.judge("standbys");
+    table.finish("standbys");
 }

@@ -26,9 +26,9 @@ fn a_cluster_grows_and_its_oldest_target_leaves() {
     let cluster = Cluster::start(2);
     let top = cluster.mount().to_path_buf();
     let refused = |args: &[&str], says: &str| {
-        let told = cluster.try_run_weir(args);
-        let said = text(&told.stderr);
-        assert!(!told.status.success() && said.contains(says), "{args:?}: {said}");
+        let output = cluster.try_run_weir(args);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{args:?}: {said}");
     };
     let json = |args: &[&str]| -> serde_json::Value {
         serde_json::from_str(&cluster.run_weir(&[args, &["--json"]].concat())).unwrap()

@@ -89,7 +89,7 @@ fn a_volume_made_from_a_directory_shows_and_reads_what_is_there() {
 }
 
 #[test]
-fn what_was_changed_at_home_before_it_was_read_is_said() {
+fn a_change_at_home_before_the_first_read_is_reported() {
     if !can_mount() {
         return;
     }

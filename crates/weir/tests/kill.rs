@@ -24,8 +24,8 @@ fn rounds() -> u64 {
 
 fn write_file(dir: &Path, n: u64) -> std::io::Result<()> {
     let mut file = File::create(dir.join(format!("f{n}")))?;
-    for piece in pattern(n, FILE_BYTES).chunks(1 << 20) {
-        file.write_all(piece)?;
+    for part in pattern(n, FILE_BYTES).chunks(1 << 20) {
+        file.write_all(part)?;
     }
     file.sync_all()
 }

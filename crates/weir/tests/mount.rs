@@ -109,8 +109,8 @@ fn large_files_come_back_byte_for_byte_also_after_a_restart() {
     let mut rest = &bytes[..];
     // Pieces of every kind of size.
     for len in [1, 4095, 4096, 65_537, 1 << 20, 3_000_001].into_iter().cycle() {
-        let (piece, tail) = rest.split_at(len.min(rest.len()));
-        file.write_all(piece).unwrap();
+        let (part, tail) = rest.split_at(len.min(rest.len()));
+        file.write_all(part).unwrap();
         rest = tail;
         if rest.is_empty() {
             break;
@@ -126,9 +126,9 @@ fn large_files_come_back_byte_for_byte_also_after_a_restart() {
     for (n, (offset, len)) in
         [(5, 10), (1_000_000, 200_000), (8_388_600, 100), (20_000_000, 5_000_000)].into_iter().enumerate()
     {
-        let piece = pattern(100 + n as u64, len);
-        file.write_all_at(&piece, offset).unwrap();
-        expected[offset as usize..offset as usize + len].copy_from_slice(&piece);
+        let part = pattern(100 + n as u64, len);
+        file.write_all_at(&part, offset).unwrap();
+        expected[offset as usize..offset as usize + len].copy_from_slice(&part);
     }
     drop(file);
     assert!(fs::read(&path).unwrap() == expected, "read back after overwrites");
@@ -227,8 +227,8 @@ fn a_reader_follows_a_writer_on_the_other_mount() {
     let mut writer = File::create(cluster.mounts[0].join("grows")).unwrap();
     let mut reader = File::open(cluster.mounts[1].join("grows")).unwrap();
     let mut seen = Vec::new();
-    for piece in bytes.chunks(250_001) {
-        writer.write_all(piece).unwrap();
+    for part in bytes.chunks(250_001) {
+        writer.write_all(part).unwrap();
         reader.read_to_end(&mut seen).unwrap();
         assert_eq!(
             seen.len() as u64,

@@ -24,9 +24,9 @@ type Counts = BTreeMap<String, u64>;
 
 /// What the mount says of itself, with one request (GETXATTR).
 fn client(mount: &Path) -> Value {
-    let mut room = vec![0; 64 << 10];
-    let len = rustix::fs::getxattr(mount, "weir.client", &mut room).unwrap();
-    serde_json::from_slice(&room[..len]).unwrap()
+    let mut buffer = vec![0; 64 << 10];
+    let len = rustix::fs::getxattr(mount, "weir.client", &mut buffer).unwrap();
+    serde_json::from_slice(&buffer[..len]).unwrap()
 }
 fn counts(mount: &Path) -> Counts {
     serde_json::from_value(client(mount)["requests"].clone()).unwrap()

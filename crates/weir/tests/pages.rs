@@ -56,18 +56,18 @@ fn steps(page: &str) -> Vec<Step> {
 fn line_is(shown: &str, line: &str) -> bool {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (shown, line) = (squeeze(shown), squeeze(line));
-    let pieces: Vec<&str> = shown.split(ANYTHING).map(str::trim).collect();
-    let (first, last) = (pieces[0], pieces[pieces.len() - 1]);
-    if pieces.len() == 1 {
+    let parts: Vec<&str> = shown.split(ANYTHING).map(str::trim).collect();
+    let (first, last) = (parts[0], parts[parts.len() - 1]);
+    if parts.len() == 1 {
         return shown == line;
     }
     if !line.starts_with(first) || !line.ends_with(last) {
         return false;
     }
     let mut rest = &line[first.len()..];
-    pieces[1..].iter().all(|piece| match rest.find(piece) {
+    parts[1..].iter().all(|part| match rest.find(part) {
         Some(at) => {
-            rest = &rest[at + piece.len()..];
+            rest = &rest[at + part.len()..];
             true
         }
         None => false,
@@ -127,11 +127,14 @@ fn run(name: &str) {
     for step in steps(&page) {
         let output = place.bash(&format!("{service}{}", step.command));
         let (out, err) = (text(&output.stdout), text(&output.stderr));
-        let told = format!("{name}:{}: {}\n--- printed\n{out}--- errors\n{err}", step.line, step.command);
-        assert!(output.status.success(), "{} of {told}", output.status);
+        let context = format!("{name}:{}: {}\n--- printed\n{out}--- errors\n{err}", step.line, step.command);
+        assert!(output.status.success(), "{} of {context}", output.status);
         let lines: Vec<&str> = out.lines().collect();
         let shown = step.shown.join("\n");
-        assert!(step.shown.is_empty() || output_is(&step.shown, &lines), "{told}--- the page shows\n{shown}");
+        assert!(
+            step.shown.is_empty() || output_is(&step.shown, &lines),
+            "{context}--- the page shows\n{shown}"
+        );
     }
 }
 

@@ -65,21 +65,21 @@ fn pjdfstest_passes() {
         );
         let mut command = Command::new("unshare");
         let output = command.env("RUST_BACKTRACE", "0").args(["-m", "sh", "-c", &script]).output().unwrap();
-        let told = text(&output.stdout);
-        assert!(output.status.success(), "{told}\n{}", text(&output.stderr));
-        told
+        let output = text(&output.stdout);
+        assert!(output.status.success(), "{output}\n{}", text(&output.stderr));
+        output
     };
-    let told = run(PJDFSTEST, "");
-    let skipped: Vec<&str> = told
+    let output = run(PJDFSTEST, "");
+    let skipped: Vec<&str> = output
         .lines()
         .filter(|line| line.contains(" skipped") && !line.contains("Summary"))
         .filter_map(|line| line.split_whitespace().next())
         .filter(|case| !case.contains(REMOUNTING))
         .collect();
-    assert_eq!(skipped, LEFT_OUT, "{told}");
-    assert!(told.contains(" 0 failed") && told.contains(" 384 passed"), "{told}");
-    let told = run(&PJDFSTEST.replace("[settings]", "[settings]\nallow_remount = true"), REMOUNTING);
-    assert!(told.contains(" 0 failed, 0 skipped, 13 passed"), "{told}");
+    assert_eq!(skipped, LEFT_OUT, "{output}");
+    assert!(output.contains(" 0 failed") && output.contains(" 384 passed"), "{output}");
+    let output = run(&PJDFSTEST.replace("[settings]", "[settings]\nallow_remount = true"), REMOUNTING);
+    assert!(output.contains(" 0 failed, 0 skipped, 13 passed"), "{output}");
 }
 
 /// Runs of fsx at once, each on a file of its own, and how the operations are weighed. The first has
@@ -125,8 +125,8 @@ impl Fsx {
     /// Ends when fsx has ended, and fails if it found something.
     fn check(&mut self, seed: u64) {
         let status = self.child.wait().unwrap();
-        let told = text(&fs::read(self.outside.path().join("log")).unwrap());
-        let lines: Vec<&str> = told.lines().collect();
+        let output = text(&fs::read(self.outside.path().join("log")).unwrap());
+        let lines: Vec<&str> = output.lines().collect();
         let last = &lines[lines.len().saturating_sub(60)..];
         assert!(status.success(), "seed {seed}:\n{}", last.join("\n"));
     }
@@ -267,8 +267,8 @@ fn holes_are_reported_and_copies_are_whole() {
     assert!(data > at - (64 << 20) && data <= at, "data is said to begin at {data}, not near {at}");
     assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap(), 0);
     assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(at + 1)).unwrap(), at + 100_000);
-    let past = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at + 100_000)).unwrap_err();
-    assert_eq!(past, rustix::io::Errno::NXIO);
+    let error = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at + 100_000)).unwrap_err();
+    assert_eq!(error, rustix::io::Errno::NXIO);
 
     let whole = common::pattern(6, 9_000_001);
     fs::write(cluster.mount().join("whole"), &whole).unwrap();
@@ -285,7 +285,7 @@ fn holes_are_reported_and_copies_are_whole() {
 
 /// `fallocate` keeps what it says or refuses: no success beyond a limit, and a hole is punched to the end.
 #[test]
-fn what_fallocate_says_is_so() {
+fn fallocate_does_what_it_reports() {
     if !can_mount() {
         return;
     }
@@ -412,16 +412,16 @@ fn birth_times_are_reported() {
     common::shell(&format!("mknod {} c 259 70000", device.display()));
     for path in [&device, &cluster.mount().join("g"), &cluster.mount().to_path_buf()] {
         let all = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let told = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
+        let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
         let stat = rustix::fs::lstat(path).unwrap();
-        assert!(StatxFlags::from_bits_retain(told.stx_mask).contains(all), "{:x}", told.stx_mask);
+        assert!(StatxFlags::from_bits_retain(stat.stx_mask).contains(all), "{:x}", stat.stx_mask);
         assert_eq!(
-            (u32::from(told.stx_mode), told.stx_ino, told.stx_size as i64, u64::from(told.stx_nlink)),
+            (u32::from(stat.stx_mode), stat.stx_ino, stat.stx_size as i64, u64::from(stat.stx_nlink)),
             (stat.st_mode, stat.st_ino, stat.st_size, stat.st_nlink)
         );
-        let rdev = rustix::fs::makedev(told.stx_rdev_major, told.stx_rdev_minor);
+        let rdev = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
         assert_eq!(
-            (rdev, told.stx_uid, told.stx_mtime.tv_nsec as u64),
+            (rdev, stat.stx_uid, stat.stx_mtime.tv_nsec as u64),
             (stat.st_rdev, stat.st_uid, stat.st_mtime_nsec)
         );
     }

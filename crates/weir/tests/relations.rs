@@ -50,10 +50,10 @@ fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
     let sparse = File::create(data.join("sparse")).unwrap();
     sparse.write_all_at(b"end", 9_000_000).unwrap();
     drop(sparse);
-    let cut = File::options().write(true).open(data.join("before/old")).unwrap();
-    cut.set_len(1000).unwrap();
-    cut.write_all_at(b"after the cut", 2000).unwrap();
-    drop(cut);
+    let truncated = File::options().write(true).open(data.join("before/old")).unwrap();
+    truncated.set_len(1000).unwrap();
+    truncated.write_all_at(b"after the cut", 2000).unwrap();
+    drop(truncated);
     fs::write(data.join("gone"), b"gone").unwrap();
     fs::remove_file(data.join("gone")).unwrap();
     fs::set_permissions(data.join("growing"), std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
@@ -91,7 +91,7 @@ fn a_mover_killed_in_the_middle_of_a_file_loses_nothing() {
 }
 
 #[test]
-fn what_somebody_changed_at_home_is_not_written_over() {
+fn changes_of_others_at_home_are_not_overwritten() {
     if !can_mount() {
         return;
     }
@@ -121,7 +121,7 @@ fn what_somebody_changed_at_home_is_not_written_over() {
 }
 
 #[test]
-fn what_is_at_home_is_evicted_and_comes_back_or_is_named() {
+fn evicted_files_are_recalled_or_named() {
     if !can_mount() {
         return;
     }
@@ -210,7 +210,7 @@ fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
 /// A file that a snapshot holds has its bytes in more than one object; home gets the file's, and what comes
 /// back is the file's.
 #[test]
-fn what_changes_after_a_snapshot_goes_home_as_it_is() {
+fn changes_after_a_snapshot_are_shipped_as_they_are() {
     if !can_mount() {
         return;
     }
@@ -335,9 +335,9 @@ fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
     let kept = weir(&["file", "evict", bench.data.join("d/flipped").to_str().unwrap()]);
     assert!(!kept.status.success() && text(&kept.stderr).contains("in conflict"), "{}", text(&kept.stderr));
     let relation = bench.relation();
-    let aside = relation["conflicts"].as_array().unwrap();
-    assert_eq!(aside.len(), 4, "{relation:#}");
-    for item in aside {
+    let conflicts = relation["conflicts"].as_array().unwrap();
+    assert_eq!(conflicts.len(), 4, "{relation:#}");
+    for item in conflicts {
         bench.run_weir(&["relation", "resolve", "r1", item["inode"].as_str().unwrap(), "--keep", "volume"]);
     }
     bench.wait_state("synced");

@@ -22,9 +22,9 @@ fn a_target_lost_for_good_is_replaced_while_programs_write() {
     let (dir, top) = (cluster.dir(), cluster.mount().to_path_buf());
     let mut writer = Writer::start(&top);
     let refused = |args: &[&str], says: &str| {
-        let told = cluster.try_run_weir(args);
-        let said = text(&told.stderr);
-        assert!(!told.status.success() && said.contains(says), "{args:?}: {said}");
+        let output = cluster.try_run_weir(args);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{args:?}: {said}");
     };
     refused(&["target", "gone", "t3", "--yes"], "t3 is in service");
     refused(&["target", "gone", "t9", "--yes"], "no target t9");

@@ -36,8 +36,8 @@ fn inodes(root: &Path) -> BTreeMap<PathBuf, (u64, u64, i64, i64)> {
 
 fn follow(bench: &Bench, url: &str) {
     bench.run_weir(&["volume", "create", "data"]);
-    let told = bench.run_weir(&["relation", "add", "data", url, "--direction", "mirror"]);
-    assert!(told.contains("data mirrors "), "{told}");
+    let output = bench.run_weir(&["relation", "add", "data", url, "--direction", "mirror"]);
+    assert!(output.contains("data mirrors "), "{output}");
 }
 
 #[test]

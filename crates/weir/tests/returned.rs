@@ -139,9 +139,9 @@ fn empty_or_old_targets_are_refilled_losses_are_errors() {
     assert!(errors > 0, "three of six targets are empty");
     let status = cluster.status();
     assert_eq!(status["healthy"], false);
-    let told = cluster.try_run_weir(&["status"]);
-    let said = text(&told.stdout);
-    assert_eq!(told.status.code(), Some(2), "{said}");
+    let output = cluster.try_run_weir(&["status"]);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("data is lost") && said.contains("t1, t3, t5"), "{said}");
 }
 
@@ -163,9 +163,9 @@ fn a_lost_disk_is_replaced_by_an_empty_directory() {
 
     let new = dir.join("new disk");
     let refused = |target: &str, to: &Path, says: &str| {
-        let told = cluster.try_run_weir(&["target", "replace", target, to.to_str().unwrap()]);
-        let said = text(&told.stderr);
-        assert!(!told.status.success() && said.contains(says), "{said}");
+        let output = cluster.try_run_weir(&["target", "replace", target, to.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{said}");
     };
     refused("t2", &new, "t2 is up");
     refused("t9", &new, "no target t9");

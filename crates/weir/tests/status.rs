@@ -160,7 +160,7 @@ impl Drop for Tmpfs {
 }
 
 #[test]
-fn what_hangs_is_named_and_keeps_no_answer() {
+fn a_hanging_process_is_named_and_delays_no_answer() {
     if !can_mount() {
         return;
     }
@@ -412,7 +412,7 @@ fn clients_are_listed_with_what_they_hold() {
     assert!(mount["client"].as_str().unwrap().starts_with("mount-1:"), "{listed:#}");
     assert_eq!((&mount["open_files"], &mount["open_to_write"]), (&1.into(), &1.into()), "{listed:#}");
     assert!(
-        mount["leases"].as_u64() >= Some(1) && mount["last_heard_ms"].as_u64() < Some(60_000),
+        mount["leases"].as_u64() >= Some(1) && mount["last_contact_ms"].as_u64() < Some(60_000),
         "{listed:#}"
     );
     assert_eq!((&mount["connected"], &mount["locks"]), (&true.into(), &0.into()), "{listed:#}");

@@ -65,9 +65,9 @@ fn files_over_a_ring_are_as_over_the_device() {
         .into_iter()
         .enumerate()
     {
-        let piece = pattern(n as u64, bytes);
-        file.write_all(&piece).unwrap();
-        whole.extend_from_slice(&piece);
+        let part = pattern(n as u64, bytes);
+        file.write_all(&part).unwrap();
+        whole.extend_from_slice(&part);
     }
     file.write_all_at(b"in the middle", 700_001).unwrap();
     whole[700_001..700_014].copy_from_slice(b"in the middle");
@@ -75,9 +75,9 @@ fn files_over_a_ring_are_as_over_the_device() {
     assert!(fs::read(there.join("data")).unwrap() == whole, "read through the other mount");
     let mut reader = File::open(here.join("data")).unwrap();
     reader.seek(SeekFrom::Start(699_990)).unwrap();
-    let mut piece = [0; 50];
-    reader.read_exact(&mut piece).unwrap();
-    assert_eq!(piece, whole[699_990..700_040]);
+    let mut part = [0; 50];
+    reader.read_exact(&mut part).unwrap();
+    assert_eq!(part, whole[699_990..700_040]);
     // A directory of several answers.
     for n in 0..700 {
         fs::write(here.join(format!("dir/entry-{n:03}")), []).unwrap();

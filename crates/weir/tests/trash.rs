@@ -39,7 +39,7 @@ fn in_trash(cluster: &Cluster) -> u64 {
 }
 
 #[test]
-fn what_was_removed_by_mistake_is_put_back() {
+fn files_removed_by_mistake_are_restored() {
     if !can_mount() {
         return;
     }
@@ -159,7 +159,7 @@ fn expired_trash_is_purged_and_its_space_is_freed() {
 }
 
 #[test]
-fn what_is_at_home_only_comes_back_from_the_trash() {
+fn offline_files_are_restored_from_the_trash() {
     if !can_mount() {
         return;
     }

@@ -56,7 +56,7 @@ fn root_of_a_joined_machine_is_not_root_without_a_rule() {
 }
 
 #[test]
-fn who_is_no_node_gets_nothing_over_the_network() {
+fn a_stranger_gets_nothing_over_the_network() {
     let Some(machines) = Machines::cluster() else { return };
     let there = "tcp:10.77.0.1:7000";
     let (code, said) = machines.refused(5, &["status", "--coordinator", there]);

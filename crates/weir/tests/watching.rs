@@ -189,8 +189,8 @@ fn a_support_archive_has_neither_names_of_files_nor_secrets() {
     let full = SmallHome::mount(&home);
     bench.relate();
     fs::write(bench.data.join("patient-7.h5"), pattern(1, 4 << 20)).unwrap();
-    let told = || text(&cluster.try_run_weir(&["status", "--json"]).stdout);
-    wait_until("the status names the file", PATIENCE, || told().contains("patient-7"));
+    let status = || text(&cluster.try_run_weir(&["status", "--json"]).stdout);
+    wait_until("the status names the file", PATIENCE, || status().contains("patient-7"));
     let key = fs::read_to_string(cluster.dir().join("run/console.link")).unwrap();
     let key = key.trim().rsplit_once('=').unwrap().1.to_owned();
     let out = tempfile::tempdir().unwrap();

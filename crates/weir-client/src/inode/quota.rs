@@ -132,23 +132,23 @@ impl QuotaState {
     /// The growth of a file of this size by a write of `offset..end`: all past its end, and below as long as
     /// there are holes, because the write may lie in one.
     pub fn growth(&self, size: u64, offset: u64, end: u64) -> u64 {
-        let (below, past) = self.parts_of_write(size, offset, end);
-        past + below
+        let (below, after_end) = self.parts_of_write(size, offset, end);
+        after_end + below
     }
     /// The part of a write of `len` bytes that allocates no more than `free`.
     pub fn fitting(&self, size: u64, offset: u64, len: usize, free: u64) -> usize {
-        let (below, past) = self.parts_of_write(size, offset, offset + len as u64);
-        match (below + past).checked_sub(free) {
+        let (below, after_end) = self.parts_of_write(size, offset, offset + len as u64);
+        match (below + after_end).checked_sub(free) {
             None => len,
-            Some(over) if over <= past => len - over as usize,
+            Some(over) if over <= after_end => len - over as usize,
             Some(_) => free as usize,
         }
     }
     /// The growth by a write in holes and past the end.
     fn parts_of_write(&self, size: u64, offset: u64, end: u64) -> (u64, u64) {
-        let past = end.saturating_sub(offset.max(size));
+        let after_end = end.saturating_sub(offset.max(size));
         let holes = size.saturating_sub(self.allocated);
-        ((end - offset - past).min(holes), past)
+        ((end - offset - after_end).min(holes), after_end)
     }
     /// The bytes to reserve so that all of a range can be written: an error if holes may lie outside of the
     /// range.
@@ -200,7 +200,7 @@ mod tests {
     use weir_proto::VolumeId;
 
     #[test]
-    fn what_a_write_takes() {
+    fn a_write_reserves_its_new_bytes() {
         let mut quota = QuotaState::default();
         quota.note_allocated(10);
         let unsupported = |e: Error| e.kind == weir_proto::ErrorKind::Unsupported;

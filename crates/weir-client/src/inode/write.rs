@@ -290,7 +290,7 @@ impl WriteState {
         self.sent_end
     }
     /// Bytes sent past `size` before are cleaned.
-    pub fn note_cleaned_past(&mut self, size: u64) {
+    pub fn note_cleaned_after(&mut self, size: u64) {
         self.sent_end = self.sent_end.min(size);
     }
     pub fn has_sends(&self) -> bool {

@@ -97,7 +97,7 @@ fn no_page_read_is_shorter_than_the_kernels_known_size() {
             b.keeps_pages(reader);
             let h = open(&a, "f", OpenMode::WRITE).await;
             let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
-            let heard = Mutex::new(START);
+            let known_size = Mutex::new(START);
             let clock = lab.world().clock();
             let writes = async {
                 for at in START..END {
@@ -108,17 +108,21 @@ fn no_page_read_is_shorter_than_the_kernels_known_size() {
             let reads = async {
                 loop {
                     let got = read(&b, reader, 0, END).await;
-                    let heard = *heard.lock().unwrap();
-                    assert!(got.len() >= heard, "seed {seed}: {} bytes, {heard} are known of", got.len());
+                    let known_size = *known_size.lock().unwrap();
+                    assert!(
+                        got.len() >= known_size,
+                        "seed {seed}: {} bytes, {known_size} are known of",
+                        got.len()
+                    );
                     if got.len() == END {
                         return assert!(got.iter().all(|b| *b == 1));
                     }
                 }
             };
             let polls = async {
-                while *heard.lock().unwrap() < END {
+                while *known_size.lock().unwrap() < END {
                     let size = b.getattr(ino).await.unwrap().attr.size as usize;
-                    *heard.lock().unwrap() = size;
+                    *known_size.lock().unwrap() = size;
                 }
             };
             tokio::join!(writes, reads, polls);
@@ -128,7 +132,7 @@ fn no_page_read_is_shorter_than_the_kernels_known_size() {
 }
 
 #[test]
-fn what_one_client_changes_the_other_sees_at_once() {
+fn changes_of_one_client_are_visible_to_the_other_at_once() {
     Lab::new(12).run(6, |lab| async move {
         let kernel = Arc::new(Kernel::default());
         let a = lab.client("a").await;

@@ -93,7 +93,7 @@ const FILES: [&str; 2] = ["f", "g"];
 const CLIENTS: [&str; 3] = ["a", "b", "c"];
 
 #[test]
-fn whoever_writes_where_each_side_has_what_was_written_there() {
+fn writes_to_a_clone_and_its_origin_stay_apart() {
     for seed in 173..181 {
         let lab = Lab::new(seed);
         lab.run(6, |lab| async move {

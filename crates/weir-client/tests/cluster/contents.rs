@@ -58,9 +58,9 @@ fn data_is_found_behind_a_hole_of_terabytes() {
         let (there, len, size) = (3usize << 40, 100_000, 5u64 << 40);
         let h = create(&a, "f").await;
         write(&a, h, there, &pattern(1, 0, len)).await;
-        let cut = SetAttrs { size: Some(size), ..SetAttrs::default() };
+        let truncate = SetAttrs { size: Some(size), ..SetAttrs::default() };
         let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
-        a.setattr(&root(), ino, Some(h), cut).await.unwrap();
+        a.setattr(&root(), ino, Some(h), truncate).await.unwrap();
         close(&a, h).await;
         let h = open(&b, "f", OpenMode::READ).await;
         let end = (there + len).next_multiple_of(CELL) as u64;

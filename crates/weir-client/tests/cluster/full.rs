@@ -145,14 +145,14 @@ fn a_write_error_is_also_returned_by_fsync_and_close() {
         let a = lab.client("a").await;
         let h = create(&a).await;
         let mut at = 0;
-        let told = loop {
+        let error = loop {
             let data = pattern(1, at, STRIPE);
             if let Err(e) = a.write(h, at as u64, Bytes::from(data)).await {
                 break e;
             }
             at += STRIPE;
         };
-        assert_eq!(told.kind, ErrorKind::NoSpace);
+        assert_eq!(error.kind, ErrorKind::NoSpace);
         let again = a.write(h, at as u64, Bytes::from_static(b"more")).await;
         assert_eq!(again.unwrap_err().kind, ErrorKind::NoSpace, "until somebody has been told for certain");
         assert_eq!(a.flush(h).await.unwrap_err().kind, ErrorKind::NoSpace, "a close of a copy");
@@ -168,7 +168,7 @@ fn a_write_error_is_also_returned_by_fsync_and_close() {
 
 /// Home gets what it is told of, and gives that back after an eviction.
 #[test]
-fn what_a_failed_write_left_below_the_size_is_reported() {
+fn bytes_left_below_the_size_by_a_failed_write_are_reported() {
     let lab = Lab::new(75);
     lab.world().set_disk_capacity("s1", FULL_BYTES);
     lab.run(6, |lab| async move {
@@ -201,8 +201,8 @@ fn what_a_failed_write_left_below_the_size_is_reported() {
             };
             let there: Vec<u64> = (0..size as u64).filter(|at| left[*at as usize] != 0).collect();
             assert!(!there.is_empty(), "{name}: nothing was left");
-            let untold = there.into_iter().find(|at| !is_reported(*at));
-            assert_eq!(untold, None, "{name}");
+            let unreported = there.into_iter().find(|at| !is_reported(*at));
+            assert_eq!(unreported, None, "{name}");
         }
     });
 }
@@ -254,17 +254,17 @@ fn small_overwrites_wait_for_a_full_targets_place() {
                 0 => None,
                 _ => Some(b.open(&root(), ino, OpenMode::BOTH).await.unwrap().handle),
             };
-            let piece = pattern(n + 20, 5000, 20_000);
-            write(&a, h, 5000, &piece).await;
+            let part = pattern(n + 20, 5000, 20_000);
+            write(&a, h, 5000, &part).await;
             a.fsync(h).await.unwrap_or_else(|e| panic!("{name}: {e}"));
             bytes.truncate(5000);
-            bytes.extend(piece);
+            bytes.extend(part);
             if let Some(other) = other {
-                let piece = pattern(n + 40, 30_000, 20_000);
-                write(&b, other, 30_000, &piece).await;
+                let part = pattern(n + 40, 30_000, 20_000);
+                write(&b, other, 30_000, &part).await;
                 b.fsync(other).await.unwrap_or_else(|e| panic!("{name} beside another writer: {e}"));
                 bytes.resize(30_000, 0);
-                bytes.extend(piece);
+                bytes.extend(part);
             }
             let read = b.open(&root(), ino, OpenMode::READ).await.unwrap().handle;
             assert!(b.read(read, 0, 1 << 20).await.unwrap().concat() == bytes, "{name}");

@@ -153,7 +153,7 @@ fn a_stripe_is_written_over_while_a_target_falls_silent() {
 /// A seal whose leader dies is in doubt, and until that is settled the leader is not repaired, so nothing
 /// else is sealed either.
 #[test]
-fn who_led_a_seal_and_died_is_redundant_soon_after_its_return() {
+fn a_dead_seal_leader_is_redundant_soon_after_its_return() {
     const SOON: Duration = Duration::from_secs(3);
     for (seed, point) in
         [(50, crash_points::SEAL_FOLDED), (51, crash_points::SEAL_PREPARED), (52, crash_points::SEAL_HALF)]

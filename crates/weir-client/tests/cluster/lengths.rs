@@ -171,8 +171,8 @@ fn cleaning_after_a_truncation_leaves_what_others_append() {
                 write(&a, h, 0, &[7; 5000]).await;
                 a.fsync(h).await.unwrap();
                 let ino = a.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap().attr.ino;
-                let cut = SetAttrs { size: Some(100), ..SetAttrs::default() };
-                a.setattr(&root(), ino, Some(h), cut).await.unwrap();
+                let truncate = SetAttrs { size: Some(100), ..SetAttrs::default() };
+                a.setattr(&root(), ino, Some(h), truncate).await.unwrap();
                 let grows = async {
                     clock.sleep(Duration::from_micros(round * 40)).await;
                     write(&a, h, 3000, b"grown").await;
@@ -241,8 +241,8 @@ fn two_clients_grow_a_truncated_file() {
         write(&a, ha, 0, &model).await;
         a.fsync(ha).await.unwrap();
         let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
-        let cut = |size: u64| SetAttrs { size: Some(size), ..SetAttrs::default() };
-        a.setattr(&root(), ino, Some(ha), cut(1000)).await.unwrap();
+        let truncate = |size: u64| SetAttrs { size: Some(size), ..SetAttrs::default() };
+        a.setattr(&root(), ino, Some(ha), truncate(1000)).await.unwrap();
         model.truncate(1000);
         let hb = open(&b, "f", OpenMode::BOTH).await;
         for round in 0..3 {
@@ -263,7 +263,7 @@ fn two_clients_grow_a_truncated_file() {
             }
             // Cut again, now while both have it open.
             let size = 777 + round as usize * 100_000;
-            b.setattr(&root(), ino, Some(hb), cut(size as u64)).await.unwrap();
+            b.setattr(&root(), ino, Some(hb), truncate(size as u64)).await.unwrap();
             model.truncate(size);
             same(&read(&a, ha, 0, 6 * STRIPE).await, &model);
         }
@@ -281,7 +281,7 @@ fn a_member_that_missed_a_truncation_numbers_like_its_peers() {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
             let (ha, hb) = (create(&a, "f").await, open(&b, "f", OpenMode::BOTH).await);
             let ino = a.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
-            let cut = |size: u64| SetAttrs { size: Some(size), ..SetAttrs::default() };
+            let truncate = |size: u64| SetAttrs { size: Some(size), ..SetAttrs::default() };
             let stripes = 0..8;
             let write_all = async |round: u64| {
                 for n in stripes.clone() {
@@ -293,7 +293,7 @@ fn a_member_that_missed_a_truncation_numbers_like_its_peers() {
                 write_all(round).await;
             }
             lab.kill_storage(away);
-            a.setattr(&root(), ino, Some(ha), cut(0)).await.unwrap();
+            a.setattr(&root(), ino, Some(ha), truncate(0)).await.unwrap();
             // It is written again before it has asked what was cut.
             lab.world().slow_link(&format!("s{away}"), &format!("s{}", 1 - away), Duration::from_millis(100));
             lab.storage(away).await;

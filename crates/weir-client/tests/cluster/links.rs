@@ -209,8 +209,8 @@ fn a_client_that_returns_no_lease_is_waited_for_once() {
         // The client learns that it lost something, and goes on when it can save again.
         lab.world().heal_all();
         lab.world().sleep(Duration::from_secs(40)).await;
-        let told = a.fsync(handles[0]).await;
-        assert!(told.is_err(), "what was written and lost is told");
+        let synced = a.fsync(handles[0]).await;
+        assert!(synced.is_err(), "what was written and lost is told");
         let h = create(&a, "after").await;
         write(&a, h, 0, b"as ever").await;
         close(&a, h).await;
@@ -230,8 +230,8 @@ fn the_space_is_reported_without_the_coordinator() {
         lab.world().kill("coord");
         for client in [&a, &seen] {
             let begun = lab.world().now();
-            let told = client.statfs().await.unwrap();
-            assert_eq!(told.capacity_bytes, known.capacity_bytes);
+            let shown = client.statfs().await.unwrap();
+            assert_eq!(shown.capacity_bytes, known.capacity_bytes);
             assert!(lab.world().now().since(begun) < STALL_MAX);
         }
     });

@@ -183,7 +183,7 @@ fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
 /// A leader that has started answers when all are back that were there before; who has nothing to ask comes
 /// by itself.
 #[test]
-fn who_is_idle_comes_back_soon_after_the_leader() {
+fn an_idle_client_reconnects_soon_after_the_leader_restarts() {
     for down_ms in [500, 2000, 3500, 5000, 6500] {
         Lab::with(38, "ec:4+2", 9000).run(6, |lab| async move {
             let (_idle, b) = (lab.client("a").await, lab.client("b").await);
@@ -323,7 +323,7 @@ fn a_dead_writers_file_is_recovered_by_the_next_reader() {
 /// It is cut off from everybody with changes on their way; another client takes over and writes at the same
 /// place. When it is back it has the right to write once more, but not to write what was lost.
 #[test]
-fn what_was_lost_with_a_lease_is_not_sent_under_the_next_one() {
+fn changes_lost_with_a_lease_are_not_sent_under_the_next_one() {
     Lab::new(34).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let old = pattern(1, 0, STRIPE);
@@ -559,7 +559,7 @@ fn a_failed_overwrite_reads_the_same_from_any_targets() {
 /// A target has its fragment of a new stripe before the others have theirs, and restarts: nobody else knows
 /// of the stripe, so it forgets it when it is brought up to date.
 #[test]
-fn what_a_target_forgets_during_a_write_is_sent_again() {
+fn fragments_lost_by_a_target_during_a_write_are_resent() {
     Lab::new(52).run(6, |lab| async move {
         let a = lab.client("a").await;
         for first in 0..6 {
@@ -651,7 +651,7 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
             let h = create(&a, "f").await;
             write(&a, h, 0, b"nobody has it").await;
             let (world, clock) = (lab.world(), lab.world().clock());
-            let stand_still = async |begins_us: u64| {
+            let stall = async |begins_us: u64| {
                 clock.sleep(Duration::from_micros(begins_us * (seed - 700))).await;
                 world.pause("meta");
                 clock.sleep(Duration::from_secs(24)).await;
@@ -659,13 +659,13 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
             };
             match seed % 3 {
                 // With nothing to do.
-                0 => stand_still(170_000).await,
+                0 => stall(170_000).await,
                 // While it waits for who was there before it began, one of whom stands still a little longer.
                 1 => {
                     world.pause("a");
                     lab.kill_meta();
                     lab.meta().await;
-                    stand_still(50).await;
+                    stall(50).await;
                     clock.sleep(Duration::from_secs(1)).await; // half a lease
                     world.resume("a");
                 }
@@ -674,7 +674,7 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
                     let found = b.lookup(&root(), ROOT, b"f").await.unwrap().expect("the name exists");
                     let opens =
                         async { while b.open(&root(), found.attr.ino, OpenMode::READ).await.is_err() {} };
-                    tokio::join!(opens, stand_still(50));
+                    tokio::join!(opens, stall(50));
                 }
             }
             clock.sleep(Duration::from_secs(10)).await;

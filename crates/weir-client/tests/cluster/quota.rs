@@ -176,7 +176,7 @@ fn limits_of_users_and_groups_hold_to_the_byte() {
 /// Writes into space that `fallocate` reserved succeed although others fill the volume meanwhile; a refused
 /// reservation takes nothing.
 #[test]
-fn what_is_reserved_can_be_written_when_the_volume_is_full() {
+fn reserved_bytes_can_be_written_when_the_volume_is_full() {
     Lab::new(80).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let v = volume(&a, "v", quota(LIMIT, 0)).await;
@@ -223,7 +223,7 @@ fn what_is_reserved_can_be_written_when_the_volume_is_full() {
 /// A hole that is punched counts no more and takes no space at any target, also at one that is away
 /// meanwhile; it reads as zeros with any two of the targets gone.
 #[test]
-fn what_is_punched_takes_no_space() {
+fn a_punched_hole_takes_no_space() {
     let (stripe, cell) = (STRIPE as u64, CELL as u64);
     let size = 9 * stripe + 3 * cell + 5000;
     // From the middle of a cell to the middle of another; whole stripes; one cell; up to the end of the file
@@ -415,8 +415,8 @@ fn a_limit_of_inodes_and_soft_limits_hold() {
         a.fsync(h).await.unwrap();
         clock.sleep(std::time::Duration::from_secs(31)).await;
         over(write(&a, h, (2 << 20) + 10, &[1; 10]).await.unwrap_err());
-        let cut = SetAttrs { size: Some(1000), ..SetAttrs::default() };
-        a.setattr(&root(), f1, Some(h), cut).await.unwrap();
+        let truncate = SetAttrs { size: Some(1000), ..SetAttrs::default() };
+        a.setattr(&root(), f1, Some(h), truncate).await.unwrap();
         assert!(a.volume("v").await.unwrap().bytes_over_since.is_none());
         assert_eq!(write(&a, h, 1000, &vec![1; 2 << 20]).await.unwrap(), 2 << 20);
     });

@@ -97,7 +97,7 @@ fn same(seen: &[u8], expected: &[u8], context: &str) {
 }
 
 #[test]
-fn what_is_evicted_takes_no_space_and_is_read_as_it_was() {
+fn evicted_data_takes_no_space_and_reads_unchanged() {
     Lab::new(1).run(6, |lab| async move {
         let (home, env) = (Home::default(), lab.env("a"));
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -133,7 +133,7 @@ fn what_is_evicted_takes_no_space_and_is_read_as_it_was() {
 }
 
 #[test]
-fn what_cannot_come_back_is_an_error_that_says_why() {
+fn a_failed_recall_is_an_error_with_its_reason() {
     Lab::new(2).run(6, |lab| async move {
         let (home, env) = (Home::default(), lab.env("a"));
         let config = ClientConfig { recall_patience: Duration::from_secs(7), ..lab.config("a") };
@@ -242,9 +242,9 @@ fn changes_of_what_is_away_keep_every_other_byte() {
             home.keep(ino, &model);
             evict(&a, &env, ino).await;
             same(&whole(&b, ino).await, &model, &format!("seed {seed}, evicted once more"));
-            let cut = OpenMode { truncate: true, ..OpenMode::WRITE };
+            let truncated = OpenMode { truncate: true, ..OpenMode::WRITE };
             evict(&a, &env, ino).await;
-            let h = open(&a, ino, cut).await;
+            let h = open(&a, ino, truncated).await;
             a.write(h, 5, Bytes::from_static(b"short")).await.unwrap();
             a.release(h).await.unwrap();
             same(&whole(&b, ino).await, b"\0\0\0\0\0short", "cut to nothing");
@@ -267,7 +267,7 @@ fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
             files.push(ino);
         }
         let snapshot = a.take_snapshot(&root(), VolumeId::ROOT, "s").await.unwrap().number;
-        let [unchanged, changed, is_open, cut, removed] = files[..] else { unreachable!() };
+        let [unchanged, changed, is_open, truncated, removed] = files[..] else { unreachable!() };
         let early = b.snapshot_open(&root(), snapshot, changed).await.unwrap();
         let then = async |ino| {
             let file = b.snapshot_open(&root(), snapshot, ino).await?;
@@ -282,9 +282,9 @@ fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
         a.write(writer, 10, Bytes::from_static(b"new")).await.unwrap();
         let _held = open(&a, is_open, OpenMode::WRITE).await;
         let set = SetAttrs { size: Some(50), ..SetAttrs::default() };
-        a.setattr(&root(), cut, None, set).await.unwrap();
+        a.setattr(&root(), truncated, None, set).await.unwrap();
         a.unlink(&root(), ROOT, b"removed").await.unwrap();
-        for ino in [changed, is_open, cut, removed] {
+        for ino in [changed, is_open, truncated, removed] {
             let e = then(ino).await.unwrap_err();
             assert!(e.kind == ErrorKind::Io && e.context.contains("at home only"), "{ino}: {e}");
         }

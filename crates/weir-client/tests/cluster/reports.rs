@@ -52,7 +52,7 @@ fn zeros_that_went_straight_through_are_reported_soon() {
 
 /// A stripe of which a part was sent for a sync is never dirty as a whole again.
 #[test]
-fn what_is_written_behind_a_sync_is_reported_soon() {
+fn writes_after_a_sync_are_reported_soon() {
     Lab::new(4).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();

@@ -14,9 +14,9 @@ async fn write_all(c: &Client) -> Vec<Vec<u8>> {
         write(c, h, 0, &data).await;
         c.fsync(h).await.unwrap();
         for (k, at) in [70_000, 200_000].into_iter().enumerate() {
-            let piece = pattern(100 + k as u64, n, 4096);
-            write(c, h, at, &piece).await;
-            data[at..at + 4096].copy_from_slice(&piece);
+            let part = pattern(100 + k as u64, n, 4096);
+            write(c, h, at, &part).await;
+            data[at..at + 4096].copy_from_slice(&part);
             c.fsync(h).await.unwrap();
         }
         if n % 3 == 2 {

@@ -9,7 +9,7 @@ use weir_proto::{Error, ErrorKind, InodeId};
 
 const FILES: usize = 40;
 /// What is written at a time, in bytes.
-const PIECE: usize = 7;
+const PART: usize = 7;
 
 async fn create(c: &Client, name: &str, bytes: &[u8]) -> InodeId {
     let made = c.create(&root(), InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
@@ -32,7 +32,7 @@ async fn content(c: &Client, ino: InodeId) -> Vec<u8> {
 }
 
 #[test]
-fn what_several_write_into_a_small_file_at_once_is_all_there() {
+fn concurrent_writes_to_a_small_file_are_all_kept() {
     const WRITERS: usize = 3;
     for seed in 20..32 {
         Lab::new(seed).run(6, |lab| async move {
@@ -42,26 +42,26 @@ fn what_several_write_into_a_small_file_at_once_is_all_there() {
             }
             let rng = lab.world().rng("pauses");
             for n in 0..FILES {
-                let old = pattern(1, 0, 2 * WRITERS * PIECE);
+                let old = pattern(1, 0, 2 * WRITERS * PART);
                 let ino = create(&clients[n % WRITERS], &format!("f{n}"), &old).await;
                 let mut expected = old;
-                let new = |at: usize| pattern(100 + n as u64, at, PIECE);
+                let new = |at: usize| pattern(100 + n as u64, at, PART);
                 let write = async |which: usize| {
                     let c = &clients[which];
                     let h = open(c, ino, OpenMode::BOTH).await;
-                    for at in [2 * which * PIECE, 2 * which * PIECE + PIECE / 2] {
+                    for at in [2 * which * PART, 2 * which * PART + PART / 2] {
                         lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
                         // Some of them by way of zeros.
                         if which == 1 {
-                            c.fallocate(h, Allocate::PunchHole, at as u64, PIECE as u64).await.unwrap();
+                            c.fallocate(h, Allocate::PunchHole, at as u64, PART as u64).await.unwrap();
                         }
                         c.write(h, at as u64, new(at).into()).await.unwrap();
                     }
                     close(c, h).await;
                 };
                 tokio::join!(write(0), write(1), write(2));
-                for at in (0..WRITERS).flat_map(|w| [2 * w * PIECE, 2 * w * PIECE + PIECE / 2]) {
-                    expected[at..at + PIECE].copy_from_slice(&new(at));
+                for at in (0..WRITERS).flat_map(|w| [2 * w * PART, 2 * w * PART + PART / 2]) {
+                    expected[at..at + PART].copy_from_slice(&new(at));
                 }
                 assert_eq!(
                     content(&clients[(n + 1) % WRITERS], ino).await,
@@ -79,12 +79,12 @@ fn a_zeroed_range_of_a_small_file_reads_as_zeros() {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
             for n in 0..FILES {
-                let mut expected = pattern(1, 0, 10 * PIECE);
+                let mut expected = pattern(1, 0, 10 * PART);
                 let ino = create(&a, &format!("f{n}"), &expected).await;
                 let zero = async {
                     let h = open(&a, ino, OpenMode::BOTH).await;
                     for at in [1, 3, 5] {
-                        a.fallocate(h, Allocate::PunchHole, (at * PIECE) as u64, PIECE as u64).await.unwrap();
+                        a.fallocate(h, Allocate::PunchHole, (at * PART) as u64, PART as u64).await.unwrap();
                         lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
                     }
                     close(&a, h).await;
@@ -97,7 +97,7 @@ fn a_zeroed_range_of_a_small_file_reads_as_zeros() {
                 };
                 tokio::join!(zero, read);
                 for at in [1, 3, 5] {
-                    expected[at * PIECE..(at + 1) * PIECE].fill(0);
+                    expected[at * PART..(at + 1) * PART].fill(0);
                 }
                 assert_eq!(content(&b, ino).await, expected, "seed {seed}, file {n}");
             }
@@ -127,14 +127,14 @@ fn extending_a_file_truncates_no_concurrent_write() {
                     let h = open(&b, ino, OpenMode::BOTH).await;
                     lab.world().clock().sleep(Duration::from_micros(rng.below(600))).await;
                     let at = 500 * (1 + n % 10);
-                    b.write(h, at as u64, pattern(2, at, PIECE).into()).await.unwrap();
+                    b.write(h, at as u64, pattern(2, at, PART).into()).await.unwrap();
                     close(&b, h).await;
                     at
                 };
                 let ((), at) = tokio::join!(extend, write);
                 let mut expected = pattern(1, 0, n);
                 expected.resize(at, 0);
-                expected.extend(pattern(2, at, PIECE));
+                expected.extend(pattern(2, at, PART));
                 assert_eq!(content(&b, ino).await, expected, "seed {seed}, file {n}");
             }
         });
@@ -147,21 +147,21 @@ fn punching_a_small_file_during_a_truncation_grows_nothing() {
         Lab::new(seed).run(6, |lab| async move {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
             for n in 0..FILES {
-                let old = pattern(1, 0, 10 * PIECE);
+                let old = pattern(1, 0, 10 * PART);
                 let ino = create(&a, &format!("f{n}"), &old).await;
-                let (at, length) = (3 * PIECE, PIECE + n);
+                let (at, length) = (3 * PART, PART + n);
                 let zero = async {
                     let h = open(&a, ino, OpenMode::BOTH).await;
                     lab.world().clock().sleep(Duration::from_micros(rng.below(600))).await;
                     a.fallocate(h, Allocate::PunchHole, at as u64, old.len() as u64).await.unwrap();
                     close(&a, h).await;
                 };
-                let cut = async {
+                let truncate = async {
                     lab.world().clock().sleep(Duration::from_micros(rng.below(1200))).await;
                     let set = SetAttrs { size: Some(length as u64), ..SetAttrs::default() };
                     b.setattr(&root(), ino, None, set).await.unwrap();
                 };
-                tokio::join!(zero, cut);
+                tokio::join!(zero, truncate);
                 let mut expected = old;
                 expected[at..].fill(0);
                 expected.truncate(length);
@@ -175,12 +175,12 @@ fn punching_a_small_file_during_a_truncation_grows_nothing() {
 fn a_small_file_that_is_written_far_past_its_end_shows_that() {
     Lab::new(140).run(6, |lab| async move {
         let a = lab.client("a").await;
-        let ino = create(&a, "f", &pattern(1, 0, PIECE)).await;
+        let ino = create(&a, "f", &pattern(1, 0, PART)).await;
         let h = open(&a, ino, OpenMode::BOTH).await;
         // A whole stripe goes to targets at once, while the bytes in the inode stay there for now.
         a.write(h, STRIPE as u64, pattern(2, STRIPE, STRIPE).into()).await.unwrap();
         lab.world().clock().sleep(Duration::from_millis(100)).await;
-        let mut expected = pattern(1, 0, PIECE);
+        let mut expected = pattern(1, 0, PART);
         expected.resize(STRIPE, 0);
         expected.extend(pattern(2, STRIPE, STRIPE));
         assert!(content(&a, ino).await == expected, "other bytes");
@@ -202,9 +202,9 @@ fn appends_with_and_without_the_token_are_all_there() {
                     lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
                     close(&b, at_b).await;
                 };
-                let append = async |piece: u64| {
+                let append = async |part: u64| {
                     lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
-                    let data = pattern(piece, 0, PIECE);
+                    let data = pattern(part, 0, PART);
                     match a.try_append(at_a, &data) {
                         Some(done) => done.unwrap(),
                         None => a.append(at_a, data.into()).await.unwrap(),
@@ -214,7 +214,7 @@ fn appends_with_and_without_the_token_are_all_there() {
                 let at_w = open(&a, ino, OpenMode::BOTH).await;
                 let write = async || {
                     lab.world().clock().sleep(Duration::from_micros(rng.below(1000))).await;
-                    a.write(at_w, 100, pattern(1, 100, PIECE).into()).await.unwrap();
+                    a.write(at_w, 100, pattern(1, 100, PART).into()).await.unwrap();
                 };
                 let writes = async { tokio::join!(write(), write(), write(), write(), write(), write()) };
                 tokio::join!(
@@ -229,8 +229,8 @@ fn appends_with_and_without_the_token_are_all_there() {
                 );
                 close(&a, at_w).await;
                 let got = content(&b, ino).await.split_off(5000);
-                let count = |seed| got.chunks(PIECE).filter(|c| **c == pattern(seed, 0, PIECE)).count();
-                assert!((2..8).all(|piece| count(piece) == 1), "seed {seed}, file {n}: {got:?}");
+                let count = |seed| got.chunks(PART).filter(|c| **c == pattern(seed, 0, PART)).count();
+                assert!((2..8).all(|part| count(part) == 1), "seed {seed}, file {n}: {got:?}");
                 close(&a, at_a).await;
             }
         });
@@ -248,8 +248,8 @@ fn writes_stay_in_order_when_a_write_lease_comes_in_between() {
             let pause = async |us| lab.world().clock().sleep(Duration::from_micros(rng.below(us))).await;
             for n in 0..FILES {
                 let ino = create(&a, &format!("f{n}"), &pattern(1, 0, 5000)).await;
-                let cut = SetAttrs { size: Some(3000), ..SetAttrs::default() };
-                a.setattr(&root(), ino, None, cut).await.unwrap();
+                let truncate = SetAttrs { size: Some(3000), ..SetAttrs::default() };
+                a.setattr(&root(), ino, None, truncate).await.unwrap();
                 let (by_a, by_b) = (open(&a, ino, OpenMode::BOTH).await, open(&b, ino, OpenMode::BOTH).await);
                 let closes = async {
                     pause(20_000).await;
@@ -258,14 +258,14 @@ fn writes_stay_in_order_when_a_write_lease_comes_in_between() {
                 // Old bytes are past the end: that takes a turn.
                 let grows = async {
                     pause(20_000).await;
-                    a.write(by_a, 4000, pattern(2, 0, PIECE).into()).await.unwrap();
+                    a.write(by_a, 4000, pattern(2, 0, PART).into()).await.unwrap();
                 };
                 let writes = async |at: u64| {
-                    for piece in 3..20 {
+                    for part in 3..20 {
                         pause(2000).await;
-                        a.write(by_a, at, pattern(piece, 0, PIECE).into()).await.unwrap();
-                        let got = a.read(by_a, at, PIECE).await.unwrap().concat();
-                        assert!(got == pattern(piece, 0, PIECE), "seed {seed}, file {n}, write {piece}");
+                        a.write(by_a, at, pattern(part, 0, PART).into()).await.unwrap();
+                        let got = a.read(by_a, at, PART).await.unwrap().concat();
+                        assert!(got == pattern(part, 0, PART), "seed {seed}, file {n}, write {part}");
                     }
                 };
                 tokio::join!(closes, grows, writes(100), writes(200), writes(300));
@@ -276,7 +276,7 @@ fn writes_stay_in_order_when_a_write_lease_comes_in_between() {
 }
 
 #[test]
-fn what_is_sent_while_the_inode_takes_up_a_small_file_is_newer() {
+fn writes_sent_while_a_file_is_inlined_are_newer() {
     Lab::new(170).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         lab.world().slow_link("a", "meta", Duration::from_millis(20));
@@ -291,8 +291,8 @@ fn what_is_sent_while_the_inode_takes_up_a_small_file_is_newer() {
         let mut expected = pattern(2, 0, STRIPE);
         let read = a.read(made.handle, 0, 2 * STRIPE).await.unwrap().concat();
         assert!(read == expected, "other bytes before they were all synced");
-        a.write(made.handle, STRIPE as u64, pattern(3, 0, PIECE).into()).await.unwrap();
-        expected.extend(pattern(3, 0, PIECE));
+        a.write(made.handle, STRIPE as u64, pattern(3, 0, PART).into()).await.unwrap();
+        expected.extend(pattern(3, 0, PART));
         close(&a, made.handle).await;
         for c in [&a, &b] {
             assert!(content(c, made.stat.attr.ino).await == expected, "other bytes");
@@ -307,7 +307,7 @@ fn a_removed_file_reopened_at_once_shows_others_changes() {
             let (a, b, rng) = (lab.client("a").await, lab.client("b").await, lab.world().rng("pauses"));
             for n in 0..FILES {
                 let name = format!("f{n}");
-                let ino = create(&a, &name, &pattern(1, 0, PIECE)).await;
+                let ino = create(&a, &name, &pattern(1, 0, PART)).await;
                 let (at_a, keeps) =
                     (open(&a, ino, OpenMode::READ).await, open(&b, ino, OpenMode::READ).await);
                 a.unlink(&root(), InodeId::ROOT, name.as_bytes()).await.unwrap();
@@ -317,13 +317,13 @@ fn a_removed_file_reopened_at_once_shows_others_changes() {
                     close(&a, at_a).await;
                 };
                 let (again, ()) = tokio::join!(open(&a, ino, OpenMode::READ), closes);
-                assert_eq!(a.read(again, 0, PIECE).await.unwrap().concat(), pattern(1, 0, PIECE));
+                assert_eq!(a.read(again, 0, PART).await.unwrap().concat(), pattern(1, 0, PART));
                 let at_b = open(&b, ino, OpenMode::BOTH).await;
                 let third = open(&a, ino, OpenMode::READ).await;
-                b.write(at_b, 0, pattern(2, 0, PIECE).into()).await.unwrap();
+                b.write(at_b, 0, pattern(2, 0, PART).into()).await.unwrap();
                 for h in [again, third] {
-                    let got = a.read(h, 0, PIECE).await.unwrap().concat();
-                    assert_eq!(got, pattern(2, 0, PIECE), "seed {seed}, file {n}");
+                    let got = a.read(h, 0, PART).await.unwrap().concat();
+                    assert_eq!(got, pattern(2, 0, PART), "seed {seed}, file {n}");
                     close(&a, h).await;
                 }
                 close(&b, at_b).await;

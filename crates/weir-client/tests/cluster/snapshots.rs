@@ -24,7 +24,7 @@ async fn snap(c: &Client, name: &str) -> u32 {
 }
 
 #[test]
-fn what_a_snapshot_shows_of_a_file_stays_whatever_is_written() {
+fn later_writes_do_not_change_a_file_in_a_snapshot() {
     let lab = Lab::new(71);
     lab.run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -255,13 +255,13 @@ fn a_truncation_during_a_layer_copy_leaves_nothing_past_the_end() {
             snap(&b, &format!("s{round}")).await;
             let by_b = open(&b, ino).await;
             let size = |size| SetAttrs { size: Some(size), ..SetAttrs::default() };
-            let cut_and_grow = async {
+            let truncate_and_grow = async {
                 clock.sleep(Duration::from_micros(round * 50)).await;
                 b.setattr(&root(), ino, Some(by_b), size(5000)).await.unwrap();
                 b.setattr(&root(), ino, Some(by_b), size(6000)).await.unwrap();
                 read(&b, by_b, 6000).await.split_off(5000)
             };
-            let (grown, ()) = tokio::join!(cut_and_grow, write(&a, by_a, 100, b"new"));
+            let (grown, ()) = tokio::join!(truncate_and_grow, write(&a, by_a, 100, b"new"));
             assert_eq!(differs(&grown, &[0; 1000]), None, "round {round}");
             a.release(by_a).await.unwrap();
             b.release(by_b).await.unwrap();
@@ -272,7 +272,7 @@ fn a_truncation_during_a_layer_copy_leaves_nothing_past_the_end() {
 /// With its snapshot gone, an older object goes as soon as all of it is copied, also while somebody reads
 /// there.
 #[test]
-fn who_reads_while_another_copies_sees_the_bytes() {
+fn reads_during_the_copy_of_a_layer_see_the_bytes() {
     let lab = Lab::new(79);
     lab.run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -460,7 +460,7 @@ fn holes_truncations_and_snapshots_at_the_same_time() {
                 }
                 done.set(true);
             };
-            let cuts = async {
+            let truncations = async {
                 while !done.get() {
                     for size in [3 * STRIPE + 5, 2 * STRIPE] {
                         let set = SetAttrs { size: Some(size as u64), ..SetAttrs::default() };
@@ -478,7 +478,7 @@ fn holes_truncations_and_snapshots_at_the_same_time() {
                     pause(5).await;
                 }
             };
-            tokio::join!(punches, cuts, snapshots);
+            tokio::join!(punches, truncations, snapshots);
         });
     }
 }
@@ -533,8 +533,8 @@ fn a_snapshot_loses_no_write_under_way_to_a_nameless_file() {
                 let clock = lab.world().clock();
                 let pause = async || clock.sleep(Duration::from_micros(rng.below(1000))).await;
                 let writes = async {
-                    for piece in 0..6 {
-                        let bytes = pattern(piece, expected.len(), 5000);
+                    for part in 0..6 {
+                        let bytes = pattern(part, expected.len(), 5000);
                         write(&a, h, expected.len(), &bytes).await;
                         expected.extend(bytes);
                         pause().await;

@@ -15,7 +15,7 @@ use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
 use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeTruncation};
-use weir_proto::coord::{ClusterStatus, AnnouncedTarget};
+use weir_proto::coord::{AnnouncedTarget, ClusterStatus};
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role, Scheme};
 use weir_proto::meta::Cred;
@@ -299,7 +299,7 @@ impl Lab {
         let (leading, lead) =
             Lead::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
         let (followed, ruled) = (cluster.clone(), cluster.clone());
-        let judged = cluster.clone();
+        let map_of = cluster.clone();
         let of = cluster.clone();
         let layout = move |policy: &weir_proto::volume::Policy| {
             let layout = weir_coord::layout_in(&of.map(), policy.scheme, policy.pool.as_deref(), 0).ok()?;
@@ -325,7 +325,7 @@ impl Lab {
             purge: Arc::new(ClusterPurge(cluster.clone())),
             gone: Arc::new(|_| false),
             map_version: Arc::new(move || followed.map().version),
-            takes_data: Arc::new(move || judged.map().takes_data()),
+            takes_data: Arc::new(move || map_of.map().takes_data()),
             access: Arc::new(move || ruled.map().access.clone()),
             refused: Arc::new(|_| ()),
             audits: Arc::new(Vec::new),

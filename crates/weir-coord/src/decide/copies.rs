@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn who_led_alone_is_needed_again() {
+    fn a_copy_that_led_alone_is_required_again() {
         let mut group = JournalGroup::found(&[0, 1, 2], 0);
         assert_eq!(group.down(0, Some(1)), Ok(true));
         assert_eq!((group.leader, group.epoch), (Some(1), Epoch(2)));

@@ -269,7 +269,7 @@ fn the_last_copy_that_was_written_to_is_the_one_that_is_right() {
 }
 
 #[test]
-fn what_a_target_has_lost_it_gets_from_k_others_or_it_is_lost() {
+fn lost_cells_are_rebuilt_from_k_others_or_are_lost() {
     let mut map = with_groups(6, "ec:4+2");
     // t6 missed the writes made while the others were up; then all stop, and some return without their data.
     for n in [6, 1, 2, 3, 4, 5] {

@@ -28,7 +28,7 @@ pub enum Verdict {
     Wait,
 }
 
-pub fn judge(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict {
+pub fn evaluate(presence: Presence, now: Instant, limits: &HealthLimits) -> Verdict {
     match presence {
         Presence::Connected { last_contact } if now.since(last_contact) <= limits.silence_max => Verdict::Up,
         Presence::Connected { .. } => Verdict::Down("it is silent"),
@@ -85,7 +85,7 @@ mod tests {
             (Presence::Awaited { since: at(0) }, at(1000), None),
             (Presence::Awaited { since: at(0) }, at(1001), Some(false)),
         ] {
-            let verdict = match judge(presence, now, &limits) {
+            let verdict = match evaluate(presence, now, &limits) {
                 Verdict::Up => Some(true),
                 Verdict::Down(_) => Some(false),
                 Verdict::Wait => None,

@@ -28,7 +28,7 @@ pub use groups::{
     groups_for_new_files, groups_for_new_targets, is_spare, left_out, needed_without, rejoin_groups,
     target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
 };
-pub use health::{HealthLimits, Presence, Verdict, forgive, judge};
+pub use health::{HealthLimits, Presence, Verdict, evaluate, forgive};
 pub use homes::{allow_home, forbid_home};
 pub use layout::{layout_for_new_file, layout_in};
 pub use lead::{Progress, may_found, record_progress, take_lead};

@@ -160,18 +160,18 @@ impl<'a> Board<'a> {
             return Err(Hindrance::NoTarget);
         }
         let bytes = self.bytes_of_place(group, from);
-        let has_room = |t: &&&Target| {
+        let has_space = |t: &&&Target| {
             let full = u128::from(t.capacity) * u128::from(FULL_PER_MILLE) / 1000;
             u128::from(self.used_of(t.id)) + u128::from(bytes) <= full
         };
-        let roomy: Vec<&Target> = others.iter().filter(has_room).copied().collect();
+        let with_space: Vec<&Target> = others.iter().filter(has_space).copied().collect();
         let near = self.nearness(group, from);
-        let least = roomy.iter().map(|t| near(t)).min().ok_or(Hindrance::Full)?;
+        let least = with_space.iter().map(|t| near(t)).min().ok_or(Hindrance::Full)?;
         // In groups without a spare member all lost places are filled at once.
         if spare(group) > 0 && group.members.iter().any(|m| m.state == MemberState::Behind) {
             return Err(Hindrance::Repaired);
         }
-        let fit = roomy.into_iter().filter(|t| near(t) == least);
+        let fit = with_space.into_iter().filter(|t| near(t) == least);
         let open = fit.filter(|t| !self.is_busy(t.id));
         let together = self.together(group);
         let largest = others.iter().map(|t| t.capacity).max().unwrap_or(0);

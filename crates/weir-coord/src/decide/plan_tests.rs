@@ -73,7 +73,7 @@ fn six_targets_of_4_2_have_nobody_to_take_a_place() {
 }
 
 #[test]
-fn no_target_is_filled_beyond_its_room() {
+fn no_target_is_filled_beyond_its_capacity() {
     let mut map = with_down(7, "ec:4+2", &[3]);
     let waits = rebuild(&mut map, &observed(&[3], 849));
     assert!(waits.iter().all(|(_, _, why)| *why == Hindrance::Full) && !waits.is_empty(), "{waits:?}");

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_knows_less_is_named() {
+    fn nodes_of_a_lower_level_are_named() {
         let old = |map: ClusterMap, connected: &[(&str, u16)]| {
             finished_level(&map, &others(connected)).unwrap_err().context
         };

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_weir_is_refused() {
+    fn foreign_values_are_refused() {
         let good = Stored::of([7; 16], &vec![1; PART_BYTES + 1]).unwrap().encode();
         for cut in 0..good.len() {
             assert!(Stored::decode(&good[..cut]).is_err(), "cut at {cut}");

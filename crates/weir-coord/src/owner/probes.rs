@@ -77,7 +77,7 @@ impl Owner {
         let up = map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id);
         let joined: BTreeMap<_, _> = up.clone().map(|target| (target, self.joined_on(target, map))).collect();
         let mut reports = probe_each(&self.env, &self.identity(map), map, up, LAST_PROBE_PATIENCE);
-        self.env.tasks.spawn("gather positions", async move {
+        self.env.tasks.spawn("collect positions", async move {
             let mut said = Vec::new();
             while let Some(report) = reports.recv().await {
                 said.push((joined.get(&report.target).copied().flatten(), report));
@@ -88,9 +88,9 @@ impl Owner {
 
     /// The coordinator's identity towards targets.
     fn identity(&self, map: &ClusterMap) -> Identity {
-        let name = self.seat.name.as_str();
+        let name = self.leadership.name.as_str();
         let identity = Identity::new(&self.env, name, Role::Coordinator, Some(map.cluster));
-        identity.trusting(self.seat.trust.clone())
+        identity.trusting(self.leadership.trust.clone())
     }
 
     /// The connection on which the node of a target has joined.
@@ -117,7 +117,7 @@ impl Owner {
                 if report.failed {
                     crate::decide::target_failed(&mut batch.draft, target);
                 }
-                if !self.members.judge_stall(&batch.draft, &report) && self.members.suspects.remove(&target) {
+                if !self.members.note_stall(&batch.draft, &report) && self.members.suspects.remove(&target) {
                     tracing::info!("{target} answers again");
                 }
                 if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target, alive) {

@@ -30,7 +30,7 @@ impl LocalSocket {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SEND_BYTES);
         let socket = Arc::new(stream.into_std()?);
         let reader = Reader(register(socket.clone(), Interest::READABLE)?);
-        Ok(LocalSocket { reader, writer: Writer { socket, room: None, home: Handle::current() } })
+        Ok(LocalSocket { reader, writer: Writer { socket, writable: None, home: Handle::current() } })
     }
 }
 
@@ -101,18 +101,18 @@ impl AsyncRead for Reader {
 struct Writer {
     socket: Arc<UnixStream>,
     /// While a write waits: a second descriptor, as one cannot be registered twice.
-    room: Option<AsyncFd<Arc<UnixStream>>>,
+    writable: Option<AsyncFd<Arc<UnixStream>>>,
     home: Handle,
 }
 
 impl Writer {
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.room.is_none() {
+    fn poll_writable(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.writable.is_none() {
             let _inside = self.home.enter(); // any thread may write
-            self.room = Some(register(Arc::new(self.socket.try_clone()?), Interest::WRITABLE)?);
+            self.writable = Some(register(Arc::new(self.socket.try_clone()?), Interest::WRITABLE)?);
         }
-        let room = self.room.as_ref().expect("made above");
-        let mut ready = ready!(room.poll_write_ready(cx))?;
+        let writable = self.writable.as_ref().expect("made above");
+        let mut ready = ready!(writable.poll_write_ready(cx))?;
         ready.clear_ready();
         Poll::Ready(Ok(()))
     }
@@ -125,11 +125,11 @@ impl Writer {
         loop {
             match write(&mut &*self.socket) {
                 Ok(n) => {
-                    self.room = None;
+                    self.writable = None;
                     return Poll::Ready(Ok(n));
                 }
                 // Events since it is watched for room are not lost: the write is tried after each.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready!(self.poll_room(cx))?,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready!(self.poll_writable(cx))?,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }
@@ -179,28 +179,28 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_does_not_fit_waits_for_room_and_arrives_whole() {
+    async fn bytes_beyond_the_buffer_wait_and_arrive_whole() {
         let (_r1, mut w1, mut r2, _w2) = pair();
         let sent: Vec<u8> = (0..9_000_000_u32).map(|n| (n / 7) as u8).collect();
         let expected = sent.clone();
         let sender = tokio::spawn(async move {
-            for piece in sent.chunks(1_100_003) {
-                w1.write_all(piece).await.unwrap();
+            for part in sent.chunks(1_100_003) {
+                w1.write_all(part).await.unwrap();
             }
         });
         let mut came = Vec::new();
-        let mut piece = vec![0; 70_001];
+        let mut part = vec![0; 70_001];
         while came.len() < expected.len() {
-            let n = r2.read(&mut piece).await.unwrap();
+            let n = r2.read(&mut part).await.unwrap();
             assert!(n > 0, "the end came after {} bytes", came.len());
-            came.extend_from_slice(&piece[..n]);
+            came.extend_from_slice(&part[..n]);
             if came.len() % 5 == 0 {
                 tokio::task::yield_now().await;
             }
         }
         sender.await.unwrap();
         assert!(came == expected);
-        assert_eq!(r2.read(&mut piece).await.unwrap(), 0, "a dropped writer is the end");
+        assert_eq!(r2.read(&mut part).await.unwrap(), 0, "a dropped writer is the end");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,7 +42,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn what_was_just_written_is_cached() {
+    fn pages_just_written_are_cached() {
         let mut file = tempfile::tempfile().unwrap();
         let Some(before) = cached_bytes(file.as_fd()) else { return }; // an old kernel
         assert_eq!(before, 0);

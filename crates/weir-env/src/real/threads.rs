@@ -173,11 +173,11 @@ mod tests {
     #[test]
     fn a_job_may_continue_on_its_thread() {
         let (tx, rx) = mpsc::channel();
-        let told = move |tx: &mpsc::Sender<_>| tx.send((std::thread::current().id(), may_block())).unwrap();
+        let report = move |tx: &mpsc::Sender<_>| tx.send((std::thread::current().id(), may_block())).unwrap();
         let (first, second) = (tx.clone(), tx);
         let continuing = move || {
-            told(&first);
-            let left = next_here(Box::new(move || told(&second)));
+            report(&first);
+            let left = next_here(Box::new(move || report(&second)));
             assert!(left.is_none());
         };
         let pool = ThreadPool::for_disks(1);

@@ -57,7 +57,7 @@ struct Pipe {
     /// The reader is gone.
     reader_gone: bool,
     /// Until then the writer does not learn of the reader's state.
-    unheard_until_ns: u64,
+    silent_until_ns: u64,
     reader: Option<Waker>,
     /// Wakes the reader when the next bytes, or the end, arrive.
     arrival: Option<TimerKey>,
@@ -177,7 +177,7 @@ impl NetState {
                 pipe.reset_at_ns = Some(end_ns + 1_000_000);
             } else if (pipe.from, pipe.to) == (to, from) {
                 pipe.reset_at_ns = Some(now_ns);
-                pipe.unheard_until_ns = late_ns + 1_000_000;
+                pipe.silent_until_ns = late_ns + 1_000_000;
             }
         }
         self.take_wakers()
@@ -223,7 +223,7 @@ impl State {
             eof_at_ns: None,
             reset_at_ns: None,
             reader_gone: false,
-            unheard_until_ns: 0,
+            silent_until_ns: 0,
             reader: None,
             arrival: None,
             writer: None,
@@ -408,16 +408,16 @@ impl AsyncWrite for SimWriter {
         let now_ns = state.now_ns;
         let blocked = state.net.is_blocked(to, from); // the other end's state does not get through
         let pipe = state.net.pipes.get_mut(&this.tx).expect("a pipe lives as long as its ends");
-        let unknown = blocked || now_ns < pipe.unheard_until_ns;
+        let unknown = blocked || now_ns < pipe.silent_until_ns;
         if pipe.eof_at_ns.is_some() || (pipe.reader_gone && !unknown) {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        let room = config.window_bytes.saturating_sub(pipe.in_flight_bytes);
-        if room == 0 {
+        let window = config.window_bytes.saturating_sub(pipe.in_flight_bytes);
+        if window == 0 {
             pipe.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        let mut n = data.len().min(room).min(CHUNK_BYTES_MAX);
+        let mut n = data.len().min(window).min(CHUNK_BYTES_MAX);
         if n > 1 && state.rng.below(8) == 0 {
             n = 1 + state.rng.below(n as u64 - 1) as usize; // a stream keeps no boundaries
         }

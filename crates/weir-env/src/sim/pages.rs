@@ -35,7 +35,7 @@ impl Pages {
         let n = buf.len().min(usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX));
         let mut done = 0;
         while done < n {
-            let (page, from, len) = piece(offset + done as u64, n - done);
+            let (page, from, len) = segment(offset + done as u64, n - done);
             match self.pages.get(&page) {
                 Some(bytes) => buf[done..done + len].copy_from_slice(&bytes[from..from + len]),
                 None => buf[done..done + len].fill(0),
@@ -49,7 +49,7 @@ impl Pages {
     pub(super) fn write(&mut self, data: &[u8], offset: u64) {
         let mut done = 0;
         while done < data.len() {
-            let (page, from, len) = piece(offset + done as u64, data.len() - done);
+            let (page, from, len) = segment(offset + done as u64, data.len() - done);
             let new = &data[done..done + len];
             if let Ok(whole) = <&[u8; PAGE_BYTES as usize]>::try_from(new) {
                 self.remember(page);
@@ -66,7 +66,7 @@ impl Pages {
     pub(super) fn zero(&mut self, offset: u64, end: u64) {
         let mut at = offset;
         while at < end {
-            let (page, from, len) = piece(at, (end - at) as usize);
+            let (page, from, len) = segment(at, (end - at) as usize);
             if len == PAGE_BYTES as usize {
                 self.remember(page);
                 self.pages.remove(&page);
@@ -106,7 +106,7 @@ impl Pages {
     }
 
     pub(super) fn flip_bit(&mut self, offset: u64, bit: u8) {
-        let (page, from, _) = piece(offset, 1);
+        let (page, from, _) = segment(offset, 1);
         let bytes = self.pages.entry(page).or_insert_with(zeros);
         Arc::make_mut(bytes)[from] ^= 1 << (bit % 8);
     }
@@ -169,7 +169,7 @@ fn torn(old: Option<Page>, new: Option<Page>, rng: &mut SplitMix) -> Page {
 }
 
 /// The part of `offset..offset + len` within its first page: page number, offset in it, length.
-fn piece(offset: u64, len: usize) -> (u64, usize, usize) {
+fn segment(offset: u64, len: usize) -> (u64, usize, usize) {
     let from = (offset % PAGE_BYTES) as usize;
     (offset / PAGE_BYTES, from, len.min(PAGE_BYTES as usize - from))
 }

@@ -9,7 +9,7 @@ use weir_proto::meta::Attr;
 use weir_proto::{Error, MIB, Result};
 
 /// Bytes read and written at once.
-const PIECE: u64 = 4 * MIB;
+const PART: u64 = 4 * MIB;
 
 impl Walk<'_> {
     pub(super) async fn copy_file(
@@ -51,7 +51,7 @@ impl Walk<'_> {
         let mut read = self.read(source, 0, attr.size).await?;
         let mut at = 0;
         while at < attr.size {
-            let len = PIECE.min(attr.size - at);
+            let len = PART.min(attr.size - at);
             let (written, next) =
                 tokio::join!(self.write(&*writer, at, len, read), self.read(source, at + len, attr.size));
             written?;
@@ -63,7 +63,7 @@ impl Walk<'_> {
     }
 
     async fn read(&self, source: &SnapshotFile, at: u64, size: u64) -> Result<Vec<Bytes>> {
-        let len = PIECE.min(size.saturating_sub(at));
+        let len = PART.min(size.saturating_sub(at));
         let (mut parts, mut got) = (Vec::new(), 0);
         while got < len {
             let (from, rest) = (at + got, (len - got) as usize);

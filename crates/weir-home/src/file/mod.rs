@@ -262,7 +262,7 @@ impl Home for FileHome {
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
         Box::pin(self.call("settle", &[], |s| s.settle()))
     }
-    fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
+    fn part(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
         offset..offset.saturating_add(bytes_wanted.max(1))
     }
     fn open_write<'a>(

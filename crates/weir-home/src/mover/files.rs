@@ -16,7 +16,7 @@ use weir_proto::relation::{ExtentDone, ExtentWork, Outcome as Reported, RECEIPT_
 use weir_proto::{Error, ErrorKind, InodeId, Result, Wire};
 
 /// Pieces of one stream that are read ahead of the write.
-const PIECES_AHEAD: usize = 4;
+const PARTS_AHEAD: usize = 4;
 
 impl Shared {
     /// Opens a file whose writer died, which makes the client recover it.
@@ -147,11 +147,11 @@ impl Shared {
             while next < end {
                 let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
                 // Only a task without a piece waits, so there is no deadlock.
-                let room = match ahead.is_empty() {
+                let permit = match ahead.is_empty() {
                     true => relation.window.pass(len).await,
-                    false if ahead.len() >= PIECES_AHEAD => break,
+                    false if ahead.len() >= PARTS_AHEAD => break,
                     false => match relation.window.try_pass(len) {
-                        Some(room) => room,
+                        Some(permit) => permit,
                         None => break,
                     },
                 };
@@ -160,10 +160,10 @@ impl Shared {
                 self.spawn("read piece", async move {
                     let _ = tx.send(read(&client, &item, at, len).await); // dropped after an error
                 });
-                ahead.push_back((at, len, room, rx, self.env.clock.now()));
+                ahead.push_back((at, len, permit, rx, self.env.clock.now()));
                 next += len;
             }
-            let Some((at, len, _room, rx, asked)) = ahead.pop_front() else { return Ok(sums) };
+            let Some((at, len, _permit, rx, asked)) = ahead.pop_front() else { return Ok(sums) };
             let begun = self.env.clock.now();
             let parts = match rx.await {
                 Ok(Ok(parts)) => parts,
@@ -186,8 +186,8 @@ impl Shared {
             };
             let now = self.env.clock.now();
             relation.meter.writing_us.fetch_add(now.since(writes).as_micros() as u64, Relaxed);
-            relation.meter.piece_us.fetch_add(now.since(asked).as_micros() as u64, Relaxed);
-            relation.meter.pieces.fetch_add(1, Relaxed);
+            relation.meter.part_us.fetch_add(now.since(asked).as_micros() as u64, Relaxed);
+            relation.meter.parts.fetch_add(1, Relaxed);
             written.map_err(|f| reported(&f))?;
         }
     }

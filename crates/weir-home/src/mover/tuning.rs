@@ -16,8 +16,8 @@ pub(super) struct Meter {
     /// Waits for the bandwidth limit.
     pub(super) paced_us: AtomicU64,
     /// Time from the read of a piece to its write, and the number of pieces.
-    pub(super) piece_us: AtomicU64,
-    pub(super) pieces: AtomicU64,
+    pub(super) part_us: AtomicU64,
+    pub(super) parts: AtomicU64,
     pub(super) file_us: AtomicU64,
     pub(super) files: AtomicU64,
     /// Written files, in units of work.
@@ -60,8 +60,8 @@ impl Shared {
             (last, since) = ((bytes, work), now);
             {
                 let mut tuner = lock(&relation.tuner);
-                if let Some(each) = meter.piece_us.load(Relaxed).checked_div(meter.pieces.load(Relaxed)) {
-                    tuner.piece_took(Duration::from_micros(each), bytes_per_s);
+                if let Some(each) = meter.part_us.load(Relaxed).checked_div(meter.parts.load(Relaxed)) {
+                    tuner.part_took(Duration::from_micros(each), bytes_per_s);
                 }
                 if waiting && began {
                     tuner.measured(work_per_s);
@@ -69,8 +69,8 @@ impl Shared {
             }
             self.apply_tuner(relation);
             // Older measurements count less.
-            let Meter { reading_us, writing_us, paced_us, piece_us, pieces, file_us, files, .. } = meter;
-            for meter in [reading_us, writing_us, paced_us, piece_us, pieces, file_us, files] {
+            let Meter { reading_us, writing_us, paced_us, part_us, parts, file_us, files, .. } = meter;
+            for meter in [reading_us, writing_us, paced_us, part_us, parts, file_us, files] {
                 meter.store(meter.load(Relaxed) / 2, Relaxed);
             }
         }

@@ -523,7 +523,7 @@ mod tests {
     use FaultKind::*;
 
     #[test]
-    fn each_answer_has_its_lane() {
+    fn each_answer_has_its_kind_of_fault() {
         for (status, code, kind) in [
             (403, "AccessDenied", Denied),
             (403, "RequestTimeTooSkewed", Denied),

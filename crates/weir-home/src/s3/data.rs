@@ -244,7 +244,8 @@ impl Open {
     /// The bytes of a range within one part: pending data, around it the object's bytes, and zeros beyond its
     /// end.
     fn bytes(&self, state: &State, range: Range<u64>) -> Outcome<Vec<Bytes>> {
-        let overlapping = state.pending.as_ref().filter(|p| p.range.start < range.end && range.start < p.range.end);
+        let overlapping =
+            state.pending.as_ref().filter(|p| p.range.start < range.end && range.start < p.range.end);
         let Some(pending) = overlapping else { return self.base_bytes(state, range) };
         let mut bytes = self.base_bytes(state, range.start..pending.range.start.max(range.start))?;
         let mut at = pending.range.start;

@@ -255,7 +255,7 @@ impl Home for S3Home {
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn piece(&self, offset: u64, _bytes_wanted: u64) -> Range<u64> {
+    fn part(&self, offset: u64, _bytes_wanted: u64) -> Range<u64> {
         key::part_at(offset).map_or(offset..u64::MAX, |(_, part)| offset..part.end)
     }
     fn open_write<'a>(

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_document_is_an_error() {
+    fn malformed_documents_are_errors() {
         let deep = "<a>".repeat(40) + &"</a>".repeat(40);
         let bad = [
             ("", "no root"),

@@ -209,8 +209,8 @@ impl Inner {
         match (decide::resize(place.fingerprint().as_ref(), expect, size), &place.found) {
             (Step::Act, Some(stat)) if stat.attr.kind == FileKind::Regular => {
                 let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
-                let cut = self.client.setattr(&root(), stat.attr.ino, None, set).await;
-                Ok(fingerprint_of(&cut.map_err(|e| fault("resize", path, e))?.attr))
+                let resized = self.client.setattr(&root(), stat.attr.ino, None, set).await;
+                Ok(fingerprint_of(&resized.map_err(|e| fault("resize", path, e))?.attr))
             }
             (Step::Done, Some(stat)) => Ok(fingerprint_of(&stat.attr)),
             _ => Err(Fault::diverged(path, Some(expect.fingerprint()), place.fingerprint().as_ref())),

@@ -124,7 +124,7 @@ async fn read_tree(home: &dyn Home, top: &HomePath) -> Tree {
 }
 
 #[test]
-fn whenever_a_backup_is_cut_off_the_next_one_makes_it_whole() {
+fn an_interrupted_backup_is_completed_by_the_next_one() {
     Lab::new(81).run(6, |lab| async move {
         let mut desk = Desk::open(lab).await;
         desk.mkdir("d").await;
@@ -167,7 +167,7 @@ fn whenever_a_backup_is_cut_off_the_next_one_makes_it_whole() {
 }
 
 #[test]
-fn what_need_not_be_kept_goes_and_what_is_not_ours_stays() {
+fn expired_backups_are_removed_and_foreign_names_stay() {
     Lab::new(82).run(6, |lab| async move {
         let mut desk = Desk::open(lab).await;
         desk.write("f", b"f").await;

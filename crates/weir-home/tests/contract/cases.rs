@@ -127,7 +127,7 @@ pub async fn things_are_made_as_asked_and_made_again(bench: Bench) {
     home.settle().await.unwrap();
 }
 
-pub async fn what_is_in_the_way_of_a_make_is_left_alone(bench: Bench) {
+pub async fn a_make_leaves_existing_entries_unchanged(bench: Bench) {
     let home = &bench.home;
     put(&bench.stranger, &path("f"), b"theirs", &attrs(0o600)).await;
     dir(&bench.stranger, "d").await;
@@ -366,14 +366,14 @@ pub async fn files_are_truncated_once_and_a_changed_one_is_not(bench: Bench) {
     assert_diverged(home.resize(&path("gone"), &unchanged(&fingerprint), 1).await, &path("gone"));
 }
 
-/// Writes `bytes` piece by piece as this home likes them; `check` sees what home shows after each sync.
+/// Writes `bytes` part by part as this home likes them; `check` sees what home shows after each sync.
 async fn write_growing(bench: &Bench, at: &HomePath, bytes: &Bytes, mut expect: Expect) -> Expect {
     let home = &bench.home;
     let mut offset = 0;
     while offset < bytes.len() as u64 {
-        let piece = home.piece(offset, 300_000);
-        assert!(piece.start == offset && piece.end > offset, "{piece:?} at {offset}");
-        let end = piece.end.min(bytes.len() as u64);
+        let part = home.part(offset, 300_000);
+        assert!(part.start == offset && part.end > offset, "{part:?} at {offset}");
+        let end = part.end.min(bytes.len() as u64);
         // Each by another opening, as if another mover had come.
         let writer = home.open_write(at, &expect).await.unwrap();
         let middle = offset + (end - offset) / 2;
@@ -404,8 +404,8 @@ pub async fn a_growing_file_shows_a_prefix_and_is_completed(bench: Bench) {
     assert!(read_all(&bench.stranger, &at).await == bytes);
     // Written over in the middle, and cut by its end.
     let writer = home.open_write(&at, &unchanged(&done)).await.unwrap();
-    let piece = home.piece(0, 100_000);
-    let over = Bytes::from(pattern(2, piece.end as usize));
+    let part = home.part(0, 100_000);
+    let over = Bytes::from(pattern(2, part.end as usize));
     writer.write_at(0, vec![over.clone()]).await.unwrap();
     let done = writer.finish(12_000_000, &attrs(0o640)).await.unwrap();
     assert_eq!(done.size, 12_000_000);
@@ -447,18 +447,18 @@ pub async fn an_interrupted_writer_is_followed_by_another(bench: Bench) {
     let at = path("f");
     let bytes = Bytes::from(pattern(3, 11_000_000));
     let made = home.make(&at, &Make::File, &attrs(0o644)).await.unwrap();
-    let first = home.piece(0, 1_000_000).end as usize;
+    let first = home.part(0, 1_000_000).end as usize;
     let writer = home.open_write(&at, &unchanged(&made)).await.unwrap();
     writer.write_at(0, vec![bytes.slice(..first)]).await.unwrap();
     let reported = writer.sync().await.unwrap();
-    let next = (home.piece(first as u64, 1_000_000).end as usize).min(bytes.len());
+    let next = (home.part(first as u64, 1_000_000).end as usize).min(bytes.len());
     writer.write_at(first as u64, vec![bytes.slice(first..next)]).await.unwrap();
     let _ = writer.sync().await.unwrap(); // and dies before it can tell
     drop(writer);
     let writer = home.open_write(&at, &ours(&reported)).await.unwrap();
     let mut offset = first;
     while offset < bytes.len() {
-        let end = (home.piece(offset as u64, 1_000_000).end as usize).min(bytes.len());
+        let end = (home.part(offset as u64, 1_000_000).end as usize).min(bytes.len());
         writer.write_at(offset as u64, vec![bytes.slice(offset..end)]).await.unwrap();
         offset = end;
     }
@@ -478,9 +478,9 @@ pub async fn holes_stay_holes(bench: Bench) {
     let at = path("f");
     let made = home.make(&at, &Make::File, &attrs(0o644)).await.unwrap();
     let writer = home.open_write(&at, &unchanged(&made)).await.unwrap();
-    let (grain, tail) = (home.piece(0, 1 << 20).end, pattern(4, 70_000));
+    let (grain, tail) = (home.part(0, 1 << 20).end, pattern(4, 70_000));
     writer.write_at(0, vec![Bytes::from(pattern(4, grain as usize))]).await.unwrap();
-    let hole_end = home.piece(home.piece(grain, 1 << 20).end, 1 << 20).end;
+    let hole_end = home.part(home.part(grain, 1 << 20).end, 1 << 20).end;
     writer.zero(grain..hole_end).await.unwrap();
     writer.write_at(hole_end, vec![Bytes::from(tail.clone())]).await.unwrap();
     let size = hole_end + tail.len() as u64 + 5;
@@ -633,7 +633,7 @@ pub async fn listings_are_in_order_and_complete(bench: Bench) {
     assert!(matches!(missing, Err(Fault::Diverged(_))), "{missing:?}");
 }
 
-pub async fn a_large_file_is_read_back_in_pieces(bench: Bench) {
+pub async fn a_large_file_is_read_back_in_parts(bench: Bench) {
     let home = &bench.home;
     let at = path("f");
     let bytes = Bytes::from(pattern(6, 40 << 20));
@@ -641,7 +641,7 @@ pub async fn a_large_file_is_read_back_in_pieces(bench: Bench) {
     let writer = home.open_write(&at, &unchanged(&made)).await.unwrap();
     let mut offset = 0;
     while offset < bytes.len() {
-        let end = (home.piece(offset as u64, 10_000_000).end as usize).min(bytes.len());
+        let end = (home.part(offset as u64, 10_000_000).end as usize).min(bytes.len());
         writer.write_at(offset as u64, vec![bytes.slice(offset..end)]).await.unwrap();
         offset = end;
     }

@@ -100,7 +100,7 @@ async fn owners_have_other_numbers_at_home() {
 }
 
 #[tokio::test]
-async fn what_the_system_shows_is_what_was_asked_for() {
+async fn the_directory_has_the_requested_attributes() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -184,10 +184,10 @@ async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
     let kept = put(&home, &path("kept"), b"kept", &attrs(0o644)).await;
     let f = home.make(&path("f"), &Make::File, &attrs(0o644)).await.unwrap();
     let writer = home.open_write(&path("f"), &unchanged(&f)).await.unwrap();
-    let piece = bytes::Bytes::from(vec![7; 1 << 20]);
+    let part = bytes::Bytes::from(vec![7; 1 << 20]);
     let (mut offset, mut synced) = (0, 0);
     let fault = loop {
-        match writer.write_at(offset, vec![piece.clone()]).await {
+        match writer.write_at(offset, vec![part.clone()]).await {
             Ok(()) => offset += 1 << 20,
             Err(fault) => break fault,
         }
@@ -216,6 +216,6 @@ async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
     drop((reader, writer));
     home.remove(&path("f"), &ours(&found)).await.unwrap();
     home.settle().await.unwrap();
-    put(&home, &path("f"), &piece, &attrs(0o644)).await;
+    put(&home, &path("f"), &part, &attrs(0o644)).await;
     assert_eq!(home.stat(&path("kept")).await.unwrap().unwrap().fingerprint, kept);
 }

@@ -111,7 +111,7 @@ macro_rules! cases {
 }
 cases!(
     things_are_made_as_asked_and_made_again,
-    what_is_in_the_way_of_a_make_is_left_alone,
+    a_make_leaves_existing_entries_unchanged,
     links_lead_to_the_file_they_were_made_for,
     removing_again_is_done_and_a_changed_file_stays,
     a_directory_with_something_strange_in_it_stays,
@@ -129,7 +129,7 @@ cases!(
     deep_paths_are_kept,
     listings_are_in_order_and_complete,
     a_directory_is_read_once_to_its_end,
-    a_large_file_is_read_back_in_pieces,
+    a_large_file_is_read_back_in_parts,
     an_empty_file_is_complete,
     space_is_reported,
     a_change_in_the_middle_leaves_the_times_it_should,

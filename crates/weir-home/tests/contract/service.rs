@@ -158,7 +158,7 @@ async fn large_objects_are_copied_in_parts() {
 
 /// Such a copy has another ETag.
 #[tokio::test]
-async fn what_came_in_parts_is_known_again_in_a_renamed_directory() {
+async fn a_multipart_file_is_recognized_in_a_renamed_directory() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("x", true)).await;
     let d = home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
@@ -225,7 +225,7 @@ async fn unreported_parts_of_a_removed_file_do_not_stay() {
     let Some(service) = Service::start() else { return };
     let home = service.home(service.config("x", true)).await;
     let (at, longer) = (path("f"), path("f2"));
-    let bytes = Bytes::from(vec![7; home.piece(0, 1 << 20).end as usize]);
+    let bytes = Bytes::from(vec![7; home.part(0, 1 << 20).end as usize]);
     let begin = async |at| {
         let made = home.make(at, &Make::File, &attrs(0o644)).await.unwrap();
         let writer = home.open_write(at, &unchanged(&made)).await.unwrap();

@@ -262,7 +262,7 @@ impl<'a> Scene<'a> {
             let mut bytes = 0;
             for n in (worker..self.records()).step_by(jobs as usize) {
                 self.stop.check()?;
-                self.pattern.stamp(n, 0, &mut buf);
+                self.pattern.write_headers(n, 0, &mut buf);
                 file.write_all_at(&buf, n * RECORD_BYTES).map_err(|e| failed("write", &path, &e))?;
                 bytes += RECORD_BYTES;
             }
@@ -318,7 +318,7 @@ impl<'a> Scene<'a> {
         let written = self.together(prepared, |worker, mut buf| {
             for n in 0..files {
                 self.stop.check()?;
-                self.pattern.stamp(worker << 32 | n, 0, &mut buf);
+                self.pattern.write_headers(worker << 32 | n, 0, &mut buf);
                 let path = dir.join(format!("{worker}-{n:06}"));
                 write_new(&path, &buf, true).map_err(|e| failed("write", &path, &e))?;
             }
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
     use clap::ValueEnum;
 
-    fn tiny() -> Options {
+    fn small() -> Options {
         Options { size: 2 << 20, files: 7, ops: 5, ..Options::of(vec![]) }
     }
 
@@ -371,7 +371,7 @@ mod tests {
     #[test]
     fn each_row_makes_what_it_needs() {
         let dir = tempfile::tempdir().unwrap();
-        let (options, stop) = (tiny(), Stop::default());
+        let (options, stop) = (small(), Stop::default());
         for row in RowName::value_variants() {
             let mut scene = begin(dir.path(), &options, &stop);
             for _ in 0..2 {
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn wrong_bytes_and_missing_names_are_noticed() {
         let dir = tempfile::tempdir().unwrap();
-        let (options, stop) = (tiny(), Stop::default());
+        let (options, stop) = (small(), Stop::default());
         type Spoil = fn(&Scene<'_>);
         let spoil_stream: Spoil = |scene| {
             let file = OpenOptions::new().write(true).open(scene.stream()).unwrap();
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn a_scene_that_is_dropped_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let (options, stop) = (tiny(), Stop::default());
+        let (options, stop) = (small(), Stop::default());
         let mut scene = begin(dir.path(), &options, &stop);
         scene.measure(RowName::SmallWrite).unwrap();
         stop.set();

@@ -252,7 +252,7 @@ impl Run<'_> {
         let bytes = match self.source {
             Source::Replayed(frames) => &frames[(n % frames.len() as u64) as usize].blocks[..whole],
             Source::Synthesized(pattern) => {
-                pattern.stamp(work.object(n), 0, buffer);
+                pattern.write_headers(work.object(n), 0, buffer);
                 &buffer[..whole]
             }
         };

@@ -84,7 +84,7 @@ impl Promise {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Standing {
+enum CopyState {
     Current,
     Behind,
     /// The leader has reported to the coordinator that it caught up, and waits for it from then on.
@@ -93,7 +93,7 @@ enum Standing {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Other {
-    standing: Standing,
+    state: CopyState,
     /// Its newest synced record of those that it shares with the leader.
     kept: CommitSeq,
     /// Until then its promise holds that it knows no newer epoch.
@@ -113,12 +113,12 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
     /// See [`may_lead`].
     pub fn new(group: &JournalGroup<I>, me: I) -> Lead<I> {
         let others = group.members.iter().filter(|m| m.id != me).filter_map(|m| {
-            let standing = match m.state {
-                MemberState::Current => Standing::Current,
-                MemberState::Behind => Standing::Behind,
+            let state = match m.state {
+                MemberState::Current => CopyState::Current,
+                MemberState::Behind => CopyState::Behind,
                 MemberState::Down => return None,
             };
-            Some((m.id, Other { standing, kept: CommitSeq(0), right_until: Instant(0) }))
+            Some((m.id, Other { state, kept: CommitSeq(0), right_until: Instant(0) }))
         });
         Lead { epoch: group.epoch, copies: group.members.len(), others: others.collect() }
     }
@@ -138,7 +138,7 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
     }
 
     fn counting(&self) -> impl Iterator<Item = (&I, &Other)> {
-        self.others.iter().filter(|(_, other)| other.standing != Standing::Behind)
+        self.others.iter().filter(|(_, other)| other.state != CopyState::Behind)
     }
 
     fn other(&mut self, id: I, epoch: Epoch) -> Result<&mut Other> {
@@ -204,9 +204,9 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
     /// the newest one. The leader waits for it from now on: the map may declare it current at any time.
     pub fn say_caught_up(&mut self, id: I, last: CommitSeq) -> bool {
         let Some(other) = self.others.get_mut(&id) else { return false };
-        let caught_up = other.standing != Standing::Current && other.kept >= last;
+        let caught_up = other.state != CopyState::Current && other.kept >= last;
         if caught_up {
-            other.standing = Standing::SaidCaughtUp;
+            other.state = CopyState::SaidCaughtUp;
         }
         caught_up
     }

@@ -230,9 +230,9 @@ async fn watch_always(inner: Arc<Inner>) {
         let now = inner.env.clock.now();
         let silent: Vec<(NodeId, Duration)> = {
             let lead = locked(&inner.stream.lead);
-            let heard =
+            let last_answer =
                 |id| lead.right_of(id).map_or(0, |until| until.0.saturating_sub(RIGHT.as_nanos() as u64));
-            lead.must_keep().map(|id| (id, now.since(inner.begun.max(Instant(heard(id)))))).collect()
+            lead.must_keep().map(|id| (id, now.since(inner.begun.max(Instant(last_answer(id)))))).collect()
         };
         for (id, silent) in silent.into_iter().filter(|(_, silent)| *silent >= SILENT) {
             if reported.get(&id).is_none_or(|at| now.since(*at) >= SAY_AGAIN) {
@@ -306,8 +306,8 @@ impl Inner {
     }
 
     async fn truncate_to(&self, connection: &Connection, to: Option<u64>) -> Result<()> {
-        let cut = JournalTruncate { namespace: self.namespace, epoch: self.epoch, to };
-        connection.call(&cut, vec![], PATIENCE).await.map(drop)
+        let truncate = JournalTruncate { namespace: self.namespace, epoch: self.epoch, to };
+        connection.call(&truncate, vec![], PATIENCE).await.map(drop)
     }
 
     /// The next records. None: the journal does not keep them any more.

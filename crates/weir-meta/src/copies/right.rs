@@ -12,7 +12,7 @@ use weir_proto::{Error, Result};
 const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(5);
 
-enum Standing {
+enum Leadership {
     /// There is no other copy.
     Alone,
     Leads(Arc<Leader>),
@@ -21,41 +21,41 @@ enum Standing {
 }
 
 /// A leader's right to answer, through all the epochs in which it leads without a break.
-pub struct Right(Mutex<Standing>);
+pub struct Right(Mutex<Leadership>);
 
 impl Right {
     pub fn alone() -> Arc<Right> {
-        Arc::new(Right(Mutex::new(Standing::Alone)))
+        Arc::new(Right(Mutex::new(Leadership::Alone)))
     }
     pub fn of(leader: Arc<Leader>) -> Arc<Right> {
-        Arc::new(Right(Mutex::new(Standing::Leads(leader))))
+        Arc::new(Right(Mutex::new(Leadership::Leads(leader))))
     }
 
     /// The same node leads under another epoch.
     pub fn renew(&self, leader: Arc<Leader>) {
-        *self.standing() = Standing::Leads(leader);
+        *self.leadership() = Leadership::Leads(leader);
     }
 
     /// Nothing is answered from now on.
     pub fn end(&self) {
-        *self.standing() = Standing::Over;
+        *self.leadership() = Leadership::Over;
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn leadership(&self) -> MutexGuard<'_, Leadership> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this leadership has ended for ever.
     pub fn is_over(&self) -> bool {
-        matches!(&*self.standing(), Standing::Over)
+        matches!(&*self.leadership(), Leadership::Over)
     }
 
     /// Whether durable changes may be reported now.
     pub fn answers(&self) -> bool {
-        match &*self.standing() {
-            Standing::Alone => true,
-            Standing::Leads(leader) => leader.may_acknowledge() && leader.may_answer(),
-            Standing::Over => false,
+        match &*self.leadership() {
+            Leadership::Alone => true,
+            Leadership::Leads(leader) => leader.may_acknowledge() && leader.may_answer(),
+            Leadership::Over => false,
         }
     }
 
@@ -63,10 +63,10 @@ impl Right {
     pub async fn wait(&self, env: &Env) -> Result<()> {
         let until = env.clock.now() + PATIENCE;
         while !self.answers() {
-            let why = match &*self.standing() {
-                Standing::Over => Some("this node does not lead the namespace any more"),
+            let why = match &*self.leadership() {
+                Leadership::Over => Some("this node does not lead the namespace any more"),
                 _ if env.clock.now() < until => None,
-                Standing::Leads(leader) if !leader.may_acknowledge() => {
+                Leadership::Leads(leader) if !leader.may_acknowledge() => {
                     Some("too few copies of the namespace are current")
                 }
                 _ => Some("the other copies of the namespace do not answer"),

@@ -14,7 +14,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
     loop {
         leader.env.clock.sleep(step).await;
         let now = leader.env.clock.now();
-        let stood_still = now.since(last) > step * 2;
+        let stalled = now.since(last) > step * 2;
         last = now;
         let mut state = leader.lock();
         state.stalls.checked = now;
@@ -22,8 +22,8 @@ pub async fn run(leader: Arc<Leader>) -> Error {
             state.stalls.no_data_taken = now;
         }
         state.trust_again(now);
-        if stood_still {
-            state.stood_still(now, leader.term());
+        if stalled {
+            state.stalled(now, leader.term());
             continue;
         }
         if state.grace.until.is_some_and(|until| now >= until) {

@@ -44,7 +44,7 @@ impl Leader {
                 node: connection.map_or_else(String::new, |c| c.peer().name.clone()),
                 role: connection.map(|c| c.peer().role),
                 addr: connection.map_or_else(String::new, |c| c.peer_addr().to_owned()),
-                heard_ms: now.since(session.last_contact).as_millis() as u64,
+                last_contact_ms: now.since(session.last_contact).as_millis() as u64,
                 resumed: session.resumed,
                 open: holdings.open,
                 open_to_write: holdings.open_to_write,

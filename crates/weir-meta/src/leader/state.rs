@@ -234,7 +234,7 @@ impl State {
     }
 
     /// This node stalled until now: silence was not the clients' fault.
-    pub fn stood_still(&mut self, now: Instant, term: Duration) {
+    pub fn note_stall(&mut self, now: Instant, term: Duration) {
         self.stalls.until = now;
         self.sessions.values_mut().for_each(|s| s.last_contact = now);
         if let Some(until) = &mut self.grace.until {

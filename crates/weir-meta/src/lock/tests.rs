@@ -98,7 +98,7 @@ fn a_refusal_waits_for_a_close_that_is_not_announced() {
 }
 
 #[test]
-fn who_waits_gets_it_in_order_of_arrival() {
+fn waiting_locks_are_granted_in_order_of_arrival() {
     let mut t = LockTable::default();
     assert_eq!(outcome(&mut t, wish(F, holder(1, 1), 0, 9, Exclusive), 0), LockOutcome::Granted);
     assert_eq!(outcome(&mut t, wish(F, holder(2, 1), 0, 9, Exclusive), 21), LockOutcome::Queued);
@@ -162,7 +162,7 @@ fn the_end_of_a_session_frees_all_it_had() {
 }
 
 #[test]
-fn what_is_named_again_is_held_unless_somebody_else_has_it() {
+fn reclaimed_locks_are_held_unless_another_has_them() {
     let mut t = LockTable::default();
     let named = |ino, start, end, kind| {
         let owner = LockOwner { space: LockSpace::Fcntl, id: 1 };

@@ -68,8 +68,8 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
     }
     // If the file has left a snapshot since, bytes past its former size are in the old object, but in no
     // layer.
-    let may_be_past = r.size > inode.size || r.size > 0 && inode.layers.is_some();
-    if (may_be_past || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.writing.token_epoch) {
+    let may_exceed = r.size > inode.size || r.size > 0 && inode.layers.is_some();
+    if (may_exceed || r.drop_inline) && truncations(r.token_epoch) < truncations(inode.writing.token_epoch) {
         // Another client may have truncated this writer's bytes past the size since; or it itself, if it got
         // the Write lease since.
         return Err(Error::stale(format!(

@@ -316,7 +316,8 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
     let found = cx.txn.get(&key)?.map(|value| parse(r.ino, &key, &value)).transpose()?;
     let inode = find_inode(cx.read(), r.ino)?;
     let recalled = EvictedRange { to: r.to, handed: r.token_epoch };
-    let (Some(_), Some(mut inode)) = (found.filter(|f| f.range == recalled && recalled.handed > 0), inode) else {
+    let (Some(_), Some(mut inode)) = (found.filter(|f| f.range == recalled && recalled.handed > 0), inode)
+    else {
         return Err(Error::stale(format!(
             "inode {}: bytes {} to {} were recalled under token epoch {}, which is not so any more",
             r.ino, r.from, r.to, r.token_epoch

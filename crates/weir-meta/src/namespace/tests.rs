@@ -558,7 +558,7 @@ fn a_write_before_a_truncation_does_not_grow_the_file_after_it() {
 /// Seed 93019: its cells stayed when it was removed; and bytes of them would have reappeared when it was
 /// truncated and grew again.
 #[test]
-fn what_is_on_targets_below_bytes_in_the_inode_is_not_forgotten() {
+fn cells_below_an_inline_file_are_not_forgotten() {
     let mut w = World::new();
     let f = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.leases.open(ME, f, false, true);

@@ -305,7 +305,7 @@ impl Cx<'_> {
             let (seconds, rest) = (of_day / 1_000_000, of_day % 1_000_000);
             let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
             let suffix = format!("~{hour:02}{minute:02}{second:02}.{rest:06}");
-            free = [cut(name, weir_proto::meta::NAME_MAX - suffix.len()), suffix.as_bytes()].concat();
+            free = [prefix(name, weir_proto::meta::NAME_MAX - suffix.len()), suffix.as_bytes()].concat();
             micros += 1;
         }
         Ok(free)
@@ -381,7 +381,7 @@ impl Cx<'_> {
 }
 
 /// At most `len` bytes of a name, without a cut within a character.
-fn cut(name: &[u8], len: usize) -> &[u8] {
+fn prefix(name: &[u8], len: usize) -> &[u8] {
     match std::str::from_utf8(name) {
         Ok(text) => {
             &name[..(0..=len.min(name.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)]

@@ -16,13 +16,13 @@ use weir_proto::relation::{Expected, ExtentWork, Finish, What};
 use weir_proto::{InodeId, Result};
 use weir_relation::dirty::FINISH;
 use weir_relation::files::ExtentOut;
-use weir_relation::next_work::{Facts, Room, Work, next_work};
+use weir_relation::next_work::{Capacity, Facts, Work, next_work};
 
 impl ShipQueue {
     /// Ranges of files that may go now.
     pub fn extents(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<()> {
         let mut left = request.bytes;
-        for ino in std::mem::take(&mut self.cut_short) {
+        for ino in std::mem::take(&mut self.ends_early) {
             self.file(request, batch, ino, true, &mut left)?;
         }
         if !self.paths_change {
@@ -123,13 +123,13 @@ impl ShipQueue {
     }
 
     /// Assigns the work on a file that may go now; returns whether there is no more to assign until it is
-    /// touched. `cut_short`: its end as well, even if it is not complete.
+    /// touched. `ends_early`: its end as well, even if it is not complete.
     fn file(
         &mut self,
         request: &WorkRequest<'_>,
         batch: &mut Batch,
         ino: InodeId,
-        cut_short: bool,
+        ends_early: bool,
         left: &mut u64,
     ) -> Result<bool> {
         let (read, relation) = (request.read, request.relation);
@@ -158,12 +158,12 @@ impl ShipQueue {
             return Ok(false);
         };
         let parts = request.record.rules().parts;
-        let room = Room {
+        let capacity = Capacity {
             bytes: *left,
             extents: request.items.saturating_sub(batch.extents.len()),
             away: AWAY_MAX.saturating_sub(batch.away.len()),
         };
-        let work = self.next_work_on(request, ino, &inode, cut_short, room)?;
+        let work = self.next_work_on(request, ino, &inode, ends_early, capacity)?;
         *left = work.bytes_left;
         batch.away.extend(work.away.iter().map(|(from, to)| (ino, *from, *to)));
         let begun = batch.extents.len();
@@ -186,8 +186,8 @@ impl ShipQueue {
         request: &WorkRequest<'_>,
         ino: InodeId,
         inode: &Inode,
-        cut_short: bool,
-        room: Room,
+        ends_early: bool,
+        capacity: Capacity,
     ) -> Result<Work> {
         let (read, relation) = (request.read, request.relation);
         let ranges = store::dirty_of(read, relation, ino)?;
@@ -198,7 +198,7 @@ impl ShipQueue {
         let up = |to: u64| to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
         evicted.iter_mut().for_each(|(_, to)| *to = up(*to));
         let out: Vec<_> = self.files.ranges(ino).filter(|(start, _)| *start != FINISH).collect();
-        let unfinished = cut_short && store::is_unfinished(read, relation, ino)?;
+        let unfinished = ends_early && store::is_unfinished(read, relation, ino)?;
         let facts = Facts {
             ranges: &ranges,
             size: inode.size,
@@ -207,10 +207,10 @@ impl ShipQueue {
             out: &out,
             evicted: &evicted,
             in_parts: request.record.rules().parts,
-            cut_short,
+            ends_early,
             unfinished,
         };
-        Ok(next_work(self.files.state(ino), &facts, room))
+        Ok(next_work(self.files.state(ino), &facts, capacity))
     }
 
     fn assign_extents(

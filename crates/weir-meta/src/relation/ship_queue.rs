@@ -47,7 +47,7 @@ pub struct ShipQueue {
     pub(super) paths_change: bool,
     /// Files that home has parts of, and that a change of names waits for: the parts there are finished as a
     /// file, complete or not.
-    pub(super) cut_short: BTreeSet<InodeId>,
+    pub(super) ends_early: BTreeSet<InodeId>,
     /// Removed files of which home has parts that a change of names waits for: these are removed there at
     /// once.
     pub(super) abandoned: BTreeSet<InodeId>,
@@ -125,7 +125,7 @@ impl ShipQueue {
     /// Changes of names that may go now.
     pub fn names(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<()> {
         self.files.end_drains();
-        self.cut_short.clear();
+        self.ends_early.clear();
         self.paths_change = self.names_out.values().any(|out| moves_a_directory(&out.step));
         let (start, end) = keys::range_of_short(b'O', request.relation.0);
         let queue = store::collect(request.read, &start, &end, WINDOW, |key, value| {
@@ -256,7 +256,7 @@ impl ShipQueue {
                 if known && go.into_iter().chain(end).any(|p| p.oldest < number) {
                     // If it is shipped in parts, and keeps growing, that would be never.
                     if request.record.rules().parts && !self.files.has_ranges(*ino) {
-                        self.cut_short.insert(*ino);
+                        self.ends_early.insert(*ino);
                     }
                     return Ok(true);
                 }
@@ -304,7 +304,7 @@ impl ShipQueue {
     fn end_half_way(&mut self, request: &WorkRequest<'_>, batch: &mut Batch, file: InodeId) -> Result<()> {
         match steps::removal(request.read, request.relation, request.record.volume, file)? {
             Some(_) => batch.again |= self.abandoned.insert(file),
-            None => drop(self.cut_short.insert(file)),
+            None => drop(self.ends_early.insert(file)),
         }
         Ok(())
     }
@@ -424,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_waits_for_a_refused_home_before_the_next_try() {
+    fn no_change_waits_for_a_refused_home_before_the_next_try() {
         let at = |ms| Instant(0) + Duration::from_millis(ms);
         let mut queue = ShipQueue::default();
         for dir in [InodeId(7), InodeId(8)] {

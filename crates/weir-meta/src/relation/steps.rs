@@ -268,8 +268,8 @@ impl<'a> Tree<'a> {
             return self.make_displaced(place.dir);
         }
         match self.displaced_place(ino, &remote)? {
-            Some(aside) if is_directory => return self.move_directory(ino, &remote, aside, place),
-            Some(aside) => return self.move_to(ino, &remote, aside, place),
+            Some(displaced) if is_directory => return self.move_directory(ino, &remote, displaced, place),
+            Some(displaced) => return self.move_to(ino, &remote, displaced, place),
             None if is_directory => return Ok(None),
             None => {}
         }

@@ -195,10 +195,10 @@ impl Test {
             match place.unwrap_or_else(|e| panic!("seed {}: {e}", self.seed)) {
                 Start::Fetch => return self.fetch(&leader, epoch, to).await,
                 Start::After(seq) => {
-                    let cut = follower.epochs().last() > seq;
+                    let truncates = follower.epochs().last() > seq;
                     follower.truncate_to(epoch, seq).await.expect("truncate");
                     self.nodes[usize::from(to)].compared = epoch;
-                    if cut {
+                    if truncates {
                         self.met("cuts");
                     }
                 }

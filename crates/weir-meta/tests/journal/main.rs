@@ -29,7 +29,7 @@ fn holds(name: &str, rules: &Rules, states_max: usize) {
         let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
         panic!("{name}: {what}, after\n{}", steps.join("\n"));
     }
-    assert!(!searched.cut_short, "{name}: more than {states_max} states");
+    assert!(!searched.truncated, "{name}: more than {states_max} states");
 }
 
 /// Finds a way in which the shortcut does harm. The same search without it finds none: see the tests above.

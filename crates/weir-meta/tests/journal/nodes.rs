@@ -125,12 +125,12 @@ impl Cluster {
         let members = self.group.clone();
         let group = Group { namespace: NAMESPACE, me: NodeId(id), members, links: node.links.clone() };
         let said = self.caught_up.clone();
-        let tell = Arc::new(move |id, epoch, news| {
+        let report = Arc::new(move |id, epoch, news| {
             if news == News::CaughtUp {
                 said.lock().unwrap().push((id, epoch));
             }
         });
-        let leader = Arc::new(Leader::begin(&node.env, engine.clone(), group, promise, tell).await?);
+        let leader = Arc::new(Leader::begin(&node.env, engine.clone(), group, promise, report).await?);
         let (env, right) = (node.env.clone(), Right::of(leader.clone()));
         *node.copy.led.lock().unwrap() = Some(Led { env, leader, kv: engine.led(), right });
         Ok(())
@@ -150,9 +150,10 @@ impl Cluster {
     async fn take_back(&mut self, id: u32, leader: u32) {
         assert!(self.group.back(NodeId(id)));
         self.lead(leader).await.unwrap();
-        let told = self.until(Duration::from_secs(60), |c| c.caught_up.lock().unwrap().last().copied()).await;
-        assert_eq!(told, (NodeId(id), self.group.epoch));
-        assert_eq!(self.group.caught_up(told.0, told.1), Ok(true));
+        let caught_up =
+            self.until(Duration::from_secs(60), |c| c.caught_up.lock().unwrap().last().copied()).await;
+        assert_eq!(caught_up, (NodeId(id), self.group.epoch));
+        assert_eq!(self.group.caught_up(caught_up.0, caught_up.1), Ok(true));
         self.lead(leader).await.unwrap();
     }
 
@@ -194,7 +195,7 @@ fn simulated<F: Future<Output = ()> + 'static>(seed: u64, test: impl FnOnce(Worl
 }
 
 #[test]
-fn what_is_acknowledged_is_on_every_copy() {
+fn acknowledged_records_are_on_every_copy() {
     simulated(1, |w| async move {
         let cluster = Cluster::start(&w).await;
         let leader = cluster.nodes[&1].leader();

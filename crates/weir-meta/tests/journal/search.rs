@@ -14,7 +14,7 @@ pub struct Searched {
     /// The steps to a wrong state, and what is wrong with it.
     pub found: Option<(Vec<Step>, String)>,
     /// Not every state was visited: there are more than the limit.
-    pub cut_short: bool,
+    pub truncated: bool,
 }
 
 /// 128 bits tell states apart: among 10^8 states two that differ meet with a chance below 10^-22.
@@ -38,7 +38,7 @@ pub fn search(rules: &Rules, states_max: usize) -> Searched {
     seen.insert(digest(&start));
     // How each state was reached: from which one, by which step.
     let mut ways: Vec<(usize, Option<Step>)> = vec![(0, None)];
-    let mut searched = Searched { states: 1, transitions: 0, depth: 0, found: None, cut_short: false };
+    let mut searched = Searched { states: 1, transitions: 0, depth: 0, found: None, truncated: false };
     searched.found = problem(&start).map(|what| (Vec::new(), what));
     let mut level = vec![(0, start)];
     while !level.is_empty() && searched.found.is_none() {
@@ -57,7 +57,7 @@ pub fn search(rules: &Rules, states_max: usize) -> Searched {
                     return searched;
                 }
                 if ways.len() >= states_max {
-                    searched.cut_short = true;
+                    searched.truncated = true;
                     searched.states = ways.len();
                     return searched;
                 }

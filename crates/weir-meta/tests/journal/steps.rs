@@ -233,8 +233,8 @@ fn compare(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()> {
     match decide::start(&node.epochs, &leader.epochs, CommitSeq(node.durable)) {
         Ok(Start::After(_)) if rules.is(Shortcut::NoTruncation) => {}
         Ok(Start::After(seq)) => {
-            let cut = &node.writes[seq.0 as usize..];
-            broken = cut
+            let dropped = &node.writes[seq.0 as usize..];
+            broken = dropped
                 .iter()
                 .any(|w| acknowledged.contains(w) && leader.holds(&[*w].into()))
                 .then_some("a record is cut that the leader holds");
@@ -274,9 +274,9 @@ fn take_next(rules: &Rules, state: &mut State, leader: &Node, to: u8) -> bool {
         node.push(epoch, leader.writes[at as usize]);
     }
     let durable = if rules.is(Shortcut::FoldSynced) { node.synced } else { leader.durable.min(node.synced) };
-    let told = durable > node.durable;
+    let is_unreported = durable > node.durable;
     node.durable = durable.max(node.durable);
-    next.is_some() || told
+    next.is_some() || is_unreported
 }
 
 fn sync(state: &mut State, at: u8) -> Option<()> {

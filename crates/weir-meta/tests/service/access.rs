@@ -147,7 +147,7 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
 }
 
 #[test]
-fn who_may_write_a_file_may_take_its_privileges_away_only() {
+fn a_writer_may_only_drop_set_id_bits() {
     simulate(32, async |world| {
         let (_meta, console, mount) = both(&world).await;
         let place = console.place("p1").await;
@@ -223,8 +223,8 @@ fn a_refused_volume_is_not_entered_and_that_is_reported_once() {
         assert_eq!(kind(mount.lookup(ROOT, "absent").await), ErrorKind::Denied);
         assert_eq!(kind(mount.read_dir(root(), ROOT).await), ErrorKind::Denied);
         mount.lookup(p1.root, "file").await.unwrap();
-        let told: Vec<(String, &str)> = REFUSED.take().into_iter().map(|r| (r.volume, r.what)).collect();
-        assert_eq!(told, [("p3".to_owned(), "Lookup"), ("root".to_owned(), "Lookup")]);
+        let refused: Vec<(String, &str)> = REFUSED.take().into_iter().map(|r| (r.volume, r.what)).collect();
+        assert_eq!(refused, [("p3".to_owned(), "Lookup"), ("root".to_owned(), "Lookup")]);
         // What counts is who sends, not whose session it is.
         let borrowed = GetAttr { session: console.session, ino: p3.file };
         assert_eq!(kind(mount.call(&borrowed).await), ErrorKind::Denied);

@@ -257,7 +257,7 @@ fn a_restart_forgets_who_waits_but_not_what_is_away() {
 }
 
 #[test]
-fn what_is_open_for_writing_stays() {
+fn files_open_for_writing_are_not_evicted() {
     simulate(5, async |world| {
         let meta = start(&world).await;
         let (user, other) = (Client::start(&world, "user").await, Client::start(&world, "other").await);
@@ -272,8 +272,8 @@ fn what_is_open_for_writing_stays() {
         let waits = other.awaits(ino, 0, MIB, 30_000);
         let size = Some(0);
         let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);
-        let cut = SetAttr { op: user.op(), cred: root(), ino, mode, uid, gid, size, atime, mtime };
-        user.call(&cut).await.unwrap();
+        let truncate = SetAttr { op: user.op(), cred: root(), ino, mode, uid, gid, size, atime, mtime };
+        user.call(&truncate).await.unwrap();
         assert!(waits.done().await.done);
         assert_eq!(user.tier_state(ino).await.recalls, []);
     });
@@ -464,7 +464,7 @@ fn a_file_in_two_objects_is_evicted_and_both_are_freed() {
 /// A volume that always has a snapshot of everything, as one with a schedule, makes room all the same: what
 /// no snapshot holds goes first. What one holds is the snapshot's then, and nobody's when that is removed.
 #[test]
-fn a_volume_whose_files_a_snapshot_holds_makes_room() {
+fn files_that_a_snapshot_holds_are_evicted() {
     simulate(8, async |world| {
         let meta = start(&world).await;
         let user = Client::start(&world, "user").await;

@@ -92,10 +92,10 @@ fn a_file_sent_in_parts_continues_after_each_report() {
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
         let relation = user.call(&relation_to(user.op(), "s3://home")).await.unwrap().id;
         let made = user.create(ROOT, "f").await.unwrap().entry;
-        let piece = weir_proto::part::FIRST_PART_BYTES;
-        let grow = async |pieces: u64| {
-            let changed = vec![Range { offset: (pieces - 1) * piece, len: piece }];
-            let commit = Commit { changed, ..written(user.op(), &made, pieces * piece) };
+        let part = weir_proto::part::FIRST_PART_BYTES;
+        let grow = async |parts: u64| {
+            let changed = vec![Range { offset: (parts - 1) * part, len: part }];
+            let commit = Commit { changed, ..written(user.op(), &made, parts * part) };
             user.call(&commit).await.unwrap();
         };
         let mut leader = 0;
@@ -111,13 +111,13 @@ fn a_file_sent_in_parts_continues_after_each_report() {
         };
         grow(1).await;
         let first = assigned().await;
-        assert_eq!(first.iter().map(|e| (e.offset, e.len)).collect::<Vec<_>>(), [(0, piece)]);
+        assert_eq!(first.iter().map(|e| (e.offset, e.len)).collect::<Vec<_>>(), [(0, part)]);
         grow(2).await;
         user.close(made.attr.ino, true).await.unwrap();
         assert_eq!(assigned().await, [], "neither more nor the end of it");
         complete(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
         let second = assigned().await;
-        assert_eq!((second[0].offset, second[0].len), (piece, piece));
+        assert_eq!((second[0].offset, second[0].len), (part, part));
         assert_eq!(second[0].expect.fingerprint, b("s"), "what was told");
     });
 }
@@ -125,7 +125,7 @@ fn a_file_sent_in_parts_continues_after_each_report() {
 /// Nobody ever writes to a file: it was made without being opened, or whoever made it died before the first
 /// byte. It is complete at home, and settled, all the same; the second one when a mover has looked at it.
 #[test]
-fn what_was_never_written_is_complete_too() {
+fn a_file_that_was_never_written_is_complete() {
     for is_opened in [false, true] {
         simulate(16, async |world| {
             let _meta = start(&world).await;
@@ -547,7 +547,7 @@ fn a_home_with_the_only_bytes_is_not_removed() {
 /// back from has one by that; the others get the bytes once more, also those for which nothing may be evicted
 /// now.
 #[test]
-fn what_comes_back_from_one_home_is_proved_at_the_others_again() {
+fn data_recalled_from_one_home_is_shipped_to_the_others_again() {
     simulate(25, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);

@@ -70,7 +70,7 @@ impl Thing {
 }
 
 /// Where one of two that are exchanged is meanwhile.
-const ASIDE: &str = "conflicts";
+const CONFLICTS: &str = "conflicts";
 
 fn text(path: &Bytes) -> String {
     String::from_utf8(path.to_vec()).unwrap()
@@ -168,9 +168,9 @@ impl Home {
                 }
                 self.is_as_we_left_it(&one, expect);
                 self.is_as_we_left_it(&other, other_expect);
-                self.rename(&one, ASIDE, false);
+                self.rename(&one, CONFLICTS, false);
                 self.rename(&other, &one, false);
-                self.rename(ASIDE, &other, false);
+                self.rename(CONFLICTS, &other, false);
             }
             NameAction::Attributes { path, .. } if path.is_empty() => {} // home's root
             NameAction::Attributes { path, attrs, expect, .. } => {
@@ -707,7 +707,7 @@ fn home_ends_as_the_volume_is_whatever_happens() {
     home_ends_right(0..40, false);
 }
 #[test]
-fn a_home_that_takes_whole_pieces_ends_as_the_volume_is_too() {
+fn a_home_of_whole_parts_ends_equal_to_the_volume() {
     home_ends_right(2000..2040, true);
 }
 #[test]
@@ -833,14 +833,14 @@ fn changes_show_where_the_file_is_now() {
             wait_ms: 1000,
         };
         let changes = client.call(&r).await.unwrap().changes;
-        let told = |ino: InodeId, change: &What| match change {
+        let concerns = |ino: InodeId, change: &What| match change {
             What::Made { ino: i, .. } | What::Renamed { ino: i, .. } | What::Removed { ino: i, .. } => {
                 *i == ino
             }
             _ => false,
         };
         let paths = |ino| {
-            let of: Vec<_> = changes.iter().filter(|c| told(ino, &c.change.what)).collect();
+            let of: Vec<_> = changes.iter().filter(|c| concerns(ino, &c.change.what)).collect();
             of.iter().map(|c| c.path.clone()).collect::<Vec<_>>()
         };
         assert_eq!(paths(file), vec![Some(b("run1/scan/frame.h5")); 2]);
@@ -864,10 +864,10 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
         let add = |op, import| RelationAdd { import, ..relation_to(op, "file:///data") };
         let relation = user.call(&add(user.op(), true)).await.unwrap().id;
-        let (told, waits) = tokio::sync::oneshot::channel();
+        let (found, waits) = tokio::sync::oneshot::channel();
         let early = Client::start(&world, "early").await;
         world.node("early").tasks.spawn("look", async move {
-            told.send(early.lookup(ROOT, "a").await).unwrap();
+            found.send(early.lookup(ROOT, "a").await).unwrap();
         });
         let take = LeaseWork {
             session: mover.session,
@@ -1142,8 +1142,8 @@ fn directories_of_a_mirror_are_read_again() {
         let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
         assert_eq!(work.listings, std::slice::from_ref(&again));
         let (op, after, upto) = (mover.op(), Bytes::new(), None);
-        let told = ReportRelisting { op, relation, dir: ROOT, after, entries: entries.clone(), upto };
-        mover.call(&told).await.unwrap();
+        let relisting = ReportRelisting { op, relation, dir: ROOT, after, entries: entries.clone(), upto };
+        mover.call(&relisting).await.unwrap();
         mover.call(&done()).await.unwrap();
         // Nobody looks for a minute; and so it is when the clock was an hour ahead the last time.
         for nanos_back in [0, 3600 * 1_000_000_000] {

@@ -164,7 +164,7 @@ fn a_file_without_a_free_name_waits_under_a_temporary_one() {
 
 /// It is at home under a name already that it got later, and another one had in between.
 #[test]
-fn what_had_a_name_for_a_while_has_it_at_home_for_a_while() {
+fn an_intermediate_name_also_exists_at_home_for_a_while() {
     history(&["a=b", "c"], async |mut bench, mut mover, world| {
         bench.rename("c", "a").await;
         bench.make("k").await;
@@ -260,7 +260,7 @@ fn an_exchange_with_a_file_under_another_name_ends_right() {
 
 /// Home hears of it when that directory is no more.
 #[test]
-fn what_was_in_a_directory_that_is_no_more_is_where_it_went() {
+fn files_of_a_removed_directory_are_where_they_moved_to() {
     for in_parts in [false, true] {
         history_at(in_parts, &["a", "b=c"], async |mut bench, mut mover, world| {
             bench.mkdir("d").await;

@@ -109,7 +109,7 @@ fn a_clock_that_is_set_back_does_not_stop_the_schedule() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused() {
+fn a_retention_that_cannot_be_kept_is_refused() {
     simulate(92, async |world| {
         let _meta = start(&world).await;
         let a = Client::start(&world, "a").await;
@@ -218,8 +218,8 @@ fn the_trash_frees_the_oldest_first_and_no_more_than_needed() {
         assert_eq!(a.root_volume().await.in_trash.bytes, 9_000_000);
         let (session, volume) = (a.session, VolumeId::ROOT);
         let ask = ReserveQuota { session, volume, spent: 0, must: 3_000_000, want: 3_000_000 };
-        let room = a.call(&ask).await.unwrap();
-        assert!(room.evicting && room.held < 3_000_000, "{room:?}");
+        let reserved = a.call(&ask).await.unwrap();
+        assert!(reserved.evicting && reserved.held < 3_000_000, "{reserved:?}");
         assert!(a.until(MINUTE, async |a| a.call(&ask).await.unwrap().held == 3_000_000).await);
         assert_eq!(a.root_volume().await.in_trash.bytes, 6_000_000, "the two oldest have gone");
     });

@@ -54,7 +54,7 @@ macro_rules! for_every_message {
             access::{AuditRule, VolumeGrant, IdRange, AccessRule}
             map::{Node, Run, RunSeen, Target, Member, Group, GroupAt, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
-            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Gather, Gathered, Answers, NodeAnswer, NodeReply}
+            watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Collect, Collected, Answers, NodeAnswer, NodeReply}
             frame::{Hello}
         )
     };

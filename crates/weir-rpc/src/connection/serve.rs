@@ -22,7 +22,7 @@ impl Inner {
                     service.caught_up();
                 }
                 self.flush(false);
-                self.outgoing.wait_for_room().await;
+                self.outgoing.wait_until_writable().await;
             }
             let header = match incoming.header().await {
                 Ok(Some(header)) => header,

@@ -58,7 +58,7 @@ impl Faults {
     }
 
     /// A disk that failed a write or a sync is never trusted again.
-    pub(super) async fn judge_disk(&self, victim: &str) {
+    pub(super) async fn check_disk(&self, victim: &str) {
         let failed = self.world.disk_errors(victim) > 0;
         if failed {
             self.cluster.excuse(victim);

@@ -320,10 +320,10 @@ impl State {
             Step::Refuse => return Err(refused(a, expect_a, at_a.as_ref())),
             Step::Done => {}
             Step::Act => {
-                let aside = a.join(b"exchanged").expect("a good name");
-                self.move_name(a, &aside);
+                let temporary = a.join(b"exchanged").expect("a good name");
+                self.move_name(a, &temporary);
                 self.move_name(b, a);
-                self.move_name(&aside, b);
+                self.move_name(&temporary, b);
             }
         }
         Ok((self.fingerprint_at(a).expect("exchanged"), self.fingerprint_at(b).expect("exchanged")))

@@ -67,8 +67,8 @@ impl StorageNode {
         }
         let round = Round::default();
         self.find_behind(target, &round).await;
-        let lane = |_| Box::pin(self.repair_lane(target, &round)) as BoxFuture<'_, ()>;
-        join_all((0..GROUPS_AT_ONCE).map(lane).collect()).await;
+        let worker = |_| Box::pin(self.repair_worker(target, &round)) as BoxFuture<'_, ()>;
+        join_all((0..GROUPS_AT_ONCE).map(worker).collect()).await;
         round.caught_up.into_inner()
     }
 
@@ -92,7 +92,7 @@ impl StorageNode {
 
     /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
     /// While another lane works, a lane without work waits for places that come.
-    async fn repair_lane(&self, target: &Arc<Target>, round: &Round) {
+    async fn repair_worker(&self, target: &Arc<Target>, round: &Round) {
         loop {
             let version = self.peers.map().version;
             if let Some(acting) = round.next() {

@@ -45,7 +45,7 @@ pub enum SealVerdict {
     Leave,
 }
 
-pub fn judge(facts: &SealFacts, limits: &SealLimits) -> SealVerdict {
+pub fn evaluate(facts: &SealFacts, limits: &SealLimits) -> SealVerdict {
     let worth = facts.overlay_bytes > limits.small_bytes || facts.overlay_count > limits.count_max / 16;
     let urgent = facts.overlay_bytes >= limits.full_bytes || facts.overlay_count >= limits.count_max;
     let idle = facts.idle >= limits.idle;
@@ -122,7 +122,7 @@ pub fn version_of(stats: &[CellStat], token_epoch: u32) -> Option<Version> {
     }
     let newest = prepared().fold(base, |newest, version| newest.max(*version));
     let version = Version((newest.0 + 1) | 1);
-    (version.0 - base.0 <= u64::from(SEAL_ROOM)).then_some(version)
+    (version.0 - base.0 <= u64::from(SEAL_VERSIONS)).then_some(version)
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
             (facts(4 << 20, 90, 0, true), SealVerdict::Seal),
             (facts(100_000, 5000, 0, true), SealVerdict::Seal),
         ] {
-            assert_eq!(judge(&facts, &limits), verdict, "{facts:?}");
+            assert_eq!(evaluate(&facts, &limits), verdict, "{facts:?}");
         }
     }
 

@@ -159,7 +159,7 @@ mod tests {
     use crate::format::Overlay;
 
     #[test]
-    fn what_others_hold_above_the_own_log_is_adopted() {
+    fn records_of_others_above_the_own_log_are_adopted() {
         let entry = |crc: u32| Overlay {
             offset: 0,
             len: 1,

@@ -49,7 +49,7 @@ impl Store {
         match self.place_fragment(scope, write)? {
             Placed::Before(seq) => Ok(seq),
             Placed::Now(extent) => {
-                self.slabs.sync_placed(extent).map_err(|e| self.judge(e))?;
+                self.slabs.sync_placed(extent).map_err(|e| self.classify_error(e))?;
                 self.crash_point(crash_points::BYTES_WRITTEN);
                 self.enter_fragment(scope, write, extent)
             }
@@ -86,7 +86,7 @@ impl Store {
             return Ok(Placed::Before(marked.max(seen)));
         }
         let placed = self.slabs.place(write.data, self.kv.durable(), Purpose::NewData);
-        placed.map(Placed::Now).map_err(|e| self.judge(e))
+        placed.map(Placed::Now).map_err(|e| self.classify_error(e))
     }
 
     /// Makes placed bytes durable; on an error they are forgotten.
@@ -94,7 +94,7 @@ impl Store {
         let under_way = self.begin_disk();
         let synced = self.slabs.synced(extent, &self.env.tasks).await;
         under_way.end();
-        synced.map_err(|e| self.judge(e))?;
+        synced.map_err(|e| self.classify_error(e))?;
         self.crash_point(crash_points::BYTES_WRITTEN);
         Ok(())
     }

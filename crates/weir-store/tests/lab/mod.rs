@@ -362,7 +362,7 @@ impl World {
         }
     }
     /// Cuts the file before stripe `from`, under a new token epoch, at every live target.
-    pub async fn cut(self: &Arc<World>, from_stripe: u64) {
+    pub async fn truncate(self: &Arc<World>, from_stripe: u64) {
         self.truncate_range(from_stripe, u64::MAX).await;
     }
     /// Makes these stripes void, under a new token epoch, at every live target.

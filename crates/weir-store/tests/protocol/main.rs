@@ -52,7 +52,7 @@ fn holds(name: &str, rules: &Rules, states_max: usize) {
         let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
         panic!("{name}: {what}, after\n{}", steps.join("\n"));
     }
-    assert!(!searched.cut_short, "{name}: more than {states_max} states");
+    assert!(!searched.truncated, "{name}: more than {states_max} states");
 }
 
 /// Finds a way in which the shortcut loses bytes; and without the shortcut that way is no harm.
@@ -104,7 +104,7 @@ fn a_target_that_is_taken_for_dead_does_no_harm() {
 }
 
 #[test]
-fn cut_bytes_stay_away() {
+fn truncated_bytes_stay_away() {
     let rules = with_truncation(Rules { suspicions: 1, ..mirrored(&[(0, 0, 1), (0, 1, 2)]) });
     holds("1+1, a cut between two writes, a suspicion", &rules, 2_000_000);
 }
@@ -168,7 +168,7 @@ fn to_commit_what_not_all_live_members_hold_leaves_them_apart() {
 }
 
 #[test]
-fn keeping_prepared_versions_over_an_absence_is_wrong() {
+fn retaining_prepared_versions_over_an_absence_is_wrong() {
     let dies = Rules { suspicions: 2, dies: true, ..over(mirrored(&[])) };
     fails(&dies, Shortcut::AbortedStays, 2_000_000);
 }
@@ -276,7 +276,7 @@ fn a_stopped_writer_that_wakes_after_a_replacement_does_no_harm() {
 }
 
 #[test]
-fn cut_bytes_stay_away_from_a_newcomer() {
+fn truncated_bytes_stay_away_from_a_new_member() {
     let rules = with_truncation(replaced(mirrored(&[(0, 0, 1), (0, 1, 2)])));
     holds("1+1, a cut between two writes, a replacement", &rules, 4_000_000);
 }
@@ -328,7 +328,7 @@ fn a_stripe_is_written_over_while_a_place_moves() {
 }
 
 #[test]
-fn cut_bytes_stay_away_from_a_place_that_moved() {
+fn truncated_bytes_stay_away_from_a_moved_place() {
     let rules = with_truncation(moved(mirrored(&[(0, 0, 1), (0, 1, 2)])));
     holds("1+1, a cut between two writes, a move", &rules, 4_000_000);
 }

@@ -9,7 +9,7 @@ use super::reader;
 use super::rules::*;
 use super::state::*;
 use std::cell::Cell;
-use weir_proto::data::SEAL_ROOM;
+use weir_proto::data::SEAL_VERSIONS;
 use weir_proto::{Epoch, ErrorKind, Seq, Version};
 use weir_store::cells::{self, Admission};
 use weir_store::format::Truncation;
@@ -169,7 +169,7 @@ pub fn begin(rules: &Rules, s: &mut State) -> Option<()> {
     }
     let after = (0..s.writes.len()).filter(|w| s.writes[*w].progress != Progress::Waiting);
     let after = after.fold(0, |mask, w| mask | 1 << w);
-    let version = Version((base.0 + u64::from(SEAL_ROOM) + 2) & !1);
+    let version = Version((base.0 + u64::from(SEAL_VERSIONS) + 2) & !1);
     let whole = s.whole.as_mut()?;
     *whole = Whole { view, stage: Stage::Send, version, folded_seqs, after, ..whole.clone() };
     Some(())

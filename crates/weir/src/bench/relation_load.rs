@@ -441,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_is_found_and_what_is_right_is_not() {
+    fn differences_are_found_and_equal_trees_pass() {
         let dir = tempfile::tempdir().unwrap();
         let plan = Plan {
             frame_bytes: 1_500_000,

@@ -430,14 +430,14 @@ fn cold_streams(costs: &mut Costs<'_>, here: &Path, other: &Path, n: u64) -> Out
     let cold = here.join("cold");
     let file = File::open(cold.join("big")).doing("open a file")?;
     costs.add("pread 4 KiB at random, cold", n, &|| {
-        let mut room = vec![0; PAGE];
+        let mut buffer = vec![0; PAGE];
         rustix::fs::fadvise(&file, 0, None, Advice::Random).doing("read a file")?;
-        (0..n).try_for_each(|i| file.read_exact_at(&mut room, page_at(i, n))).doing("read a file")
+        (0..n).try_for_each(|i| file.read_exact_at(&mut buffer, page_at(i, n))).doing("read a file")
     })?;
     drop(file);
     costs.add("stream read, cold, per MiB", mibs(n), &|| {
-        let (mut file, mut room) = (File::open(cold.join("next")).doing("open a file")?, vec![0; MIB]);
-        (0..mibs(n)).try_for_each(|_| std::io::Read::read_exact(&mut file, &mut room)).doing("read a file")
+        let (mut file, mut buffer) = (File::open(cold.join("next")).doing("open a file")?, vec![0; MIB]);
+        (0..mibs(n)).try_for_each(|_| std::io::Read::read_exact(&mut file, &mut buffer)).doing("read a file")
     })
 }
 

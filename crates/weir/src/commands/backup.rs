@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_should_see_to_is_said() {
+    fn late_failed_and_incomplete_backups_are_reported() {
         let made = |missing| BackupOutcome::Made { date: "D".into(), missing, files: 1, linked: 0, bytes: 5 };
         assert_eq!(complaint(&place(None, false)), None);
         assert_eq!(complaint(&place(Some(made(0)), false)), None);

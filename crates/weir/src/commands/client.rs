@@ -121,7 +121,7 @@ impl Row {
             self.role().into(),
             host.unwrap_or(if s.addr.is_empty() { "?" } else { &s.addr }).into(),
             self.release().unwrap_or("?").into(),
-            format!("{:.1} s ago{away}", s.heard_ms as f64 / 1e3),
+            format!("{:.1} s ago{away}", s.last_contact_ms as f64 / 1e3),
             s.open.to_string(),
             s.open_to_write.to_string(),
             s.leases.to_string(),
@@ -139,7 +139,7 @@ impl Row {
         json!({
             "client": self.name(), "namespace": self.namespace, "session": s.session.0, "role": self.role(),
             "host": self.host(), "address": s.addr, "release": self.release(), "connected": s.role.is_some(),
-            "last_heard_ms": s.heard_ms, "open_files": s.open, "open_to_write": s.open_to_write,
+            "last_contact_ms": s.last_contact_ms, "open_files": s.open, "open_to_write": s.open_to_write,
             "leases": s.leases, "write_leases": s.write_leases, "awaited_by_others": s.awaited, "locks": s.locks,
             "lock_waits": s.lock_waits, "unwritten_bytes": self.unwritten(),
         })

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_had_is_counted_and_named() {
+    fn files_that_cannot_be_recalled_are_counted_and_named() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("d")).unwrap();
         for name in ["a", "d/b"] {

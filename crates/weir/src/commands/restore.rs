@@ -148,7 +148,8 @@ fn put_back(old: &Path, to: &Path, now: Date) -> Outcome<Option<PathBuf>> {
         ));
     }
     let tmp = parent.join(with_suffix(name, &format!("restoring-{}", std::process::id())));
-    let put = copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(with_suffix(name, &kept_as(now, n)))));
+    let put =
+        copy(old, &tmp).and_then(|()| put(&tmp, to, |n| parent.join(with_suffix(name, &kept_as(now, n)))));
     if put.is_err() {
         let _ = remove(&tmp); // a copy of data that is still in the snapshot; the first error is returned
     }

@@ -1,6 +1,6 @@
 //! `weir status`: the troubles of a cluster, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
-use crate::commands::gather;
+use crate::commands::collect;
 use crate::commands::troubles::{Facts, Trouble, exit_code, state, troubles, word, worst};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Outcome};
@@ -39,7 +39,7 @@ pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
 }
 
 fn show(args: &cli::ShowStatus, local: Option<&LocalCluster>, coordinators: &[Addr]) -> Outcome<ExitCode> {
-    let report = Report::of(gather::facts(local, coordinators, "weir status")?);
+    let report = Report::of(collect::facts(local, coordinators, "weir status")?);
     let text = match (args.cluster.json, args.brief) {
         (true, false) => format!("{:#}\n", report.as_json()),
         (true, true) => format!("{}\n", report.as_brief_json()),

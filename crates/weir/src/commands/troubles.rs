@@ -1,4 +1,4 @@
-//! The troubles of a cluster for an operator, the worst first: a pure function of the facts that `gather.rs`
+//! The troubles of a cluster for an operator, the worst first: a pure function of the facts that `collect.rs`
 //! collects.
 //!
 //! A new trouble is one call in a function of the files below (its fact in `Facts`, if that is new), a row of

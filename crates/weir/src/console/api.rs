@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use weir_coord::{Cluster, Gathered};
+use weir_coord::{Cluster, Collected};
 use weir_proto::Result;
 use weir_proto::map::TargetState;
 use weir_proto::relation::{RelationInfo, RelationState};
@@ -150,8 +150,8 @@ pub async fn history(cluster: &Cluster, series: &str, minutes: u32) -> Result<Va
     let by_minute = minutes > BY_SECOND_MAX;
     let points = if by_minute { minutes } else { minutes * 60 }.clamp(1, POINTS_MAX);
     let asked = GetHistory { name: series.to_owned(), by_minute, points };
-    let gathered: Vec<Gathered<SeriesRead>> = cluster.gather(&asked, PATIENCE).await?;
-    let read: Vec<Vec<f32>> = gathered
+    let collected: Vec<Collected<SeriesRead>> = cluster.collect(&asked, PATIENCE).await?;
+    let read: Vec<Vec<f32>> = collected
         .into_iter()
         .filter_map(|g| g.reply.ok())
         .map(|read| read.points.into_iter().map(f32::from_bits).collect())

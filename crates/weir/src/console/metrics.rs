@@ -113,11 +113,11 @@ fn escaped(value: &str) -> String {
 
 pub fn metrics(snapshot: &Snapshot) -> String {
     let mut page = Page::default();
-    for gathered in &snapshot.meters {
-        let (name, role) = (gathered.name.as_str(), role_word(gathered.role));
+    for collected in &snapshot.meters {
+        let (name, role) = (collected.name.as_str(), role_word(collected.role));
         let of = [("node", name), ("role", role)];
-        page.gauge("weir_up", &of, f64::from(u8::from(gathered.reply.is_ok())));
-        let meters = gathered.reply.iter().flat_map(|reply| &reply.meters);
+        page.gauge("weir_up", &of, f64::from(u8::from(collected.reply.is_ok())));
+        let meters = collected.reply.iter().flat_map(|reply| &reply.meters);
         meters.for_each(|meter| add_meter(&mut page, name, role, meter));
     }
     if let Some(status) = snapshot.facts.as_ref().map(|facts| &facts.status) {
@@ -246,7 +246,7 @@ fn add_namespaces(page: &mut Page, snapshot: &Snapshot) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_coord::Gathered;
+    use weir_coord::Collected;
     use weir_proto::watch::{MeterBucket, Meters};
 
     fn meter(name: &str, (label, value): (&str, &str), kind: MeterKind) -> Meter {
@@ -282,7 +282,7 @@ mod tests {
             for (name, _) in HELP {
                 meters.push(meter(name, ("target", "t1"), MeterKind::Histogram));
             }
-            Gathered { name: format!("node-{n}"), role: Role::Storage, reply: Ok(Meters { meters }) }
+            Collected { name: format!("node-{n}"), role: Role::Storage, reply: Ok(Meters { meters }) }
         };
         let snapshot = Snapshot { meters: (0..500).map(node).collect(), ..Snapshot::default() };
         let began = std::time::Instant::now();
@@ -303,8 +303,8 @@ mod tests {
             meter("weir_store_read_bytes_total", ("target", "t\"1"), MeterKind::Counter),
             meter("weir_rpc_inflight", ("", ""), MeterKind::Gauge),
         ];
-        let known = Gathered { name: "storage-1".into(), role: Role::Storage, reply: Ok(Meters { meters }) };
-        let silent = Gathered { name: "n2:/m".into(), role: Role::Mount, reply: Err("no answer".into()) };
+        let known = Collected { name: "storage-1".into(), role: Role::Storage, reply: Ok(Meters { meters }) };
+        let silent = Collected { name: "n2:/m".into(), role: Role::Mount, reply: Err("no answer".into()) };
         let snapshot = Snapshot { meters: vec![known, silent], ..Snapshot::default() };
         let text = metrics(&snapshot);
         for line in [

@@ -11,8 +11,8 @@ mod snapshot;
 mod stream;
 
 use crate::cli_watch::ConsoleArgs;
+use crate::commands::collect::Asker;
 use crate::commands::events::as_json;
-use crate::commands::gather::Asker;
 use crate::commands::troubles::Trouble;
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};

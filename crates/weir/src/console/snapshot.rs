@@ -2,13 +2,13 @@
 //!
 //! Invariants: for any number of browsers, the cluster is queried once in two seconds; missing answers are
 //! omitted.
-use crate::commands::gather::Asker;
+use crate::commands::collect::Asker;
 use crate::commands::troubles::{Facts, Known, Trouble, troubles};
 use crate::local::local_cluster::LocalCluster;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
-use weir_coord::Gathered;
+use weir_coord::Collected;
 use weir_env::Instant;
 use weir_proto::watch::{GetMeters, GetTop, ListWaits, Meters, Top, WaitsListed};
 
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_millis(800);
 const TOP_S: u32 = 10;
 /// Waits that are shown have lasted for this time.
 const MIN_MS: u32 = 10;
-const PAST_S: u32 = 3600;
+const ENDED_WITHIN_S: u32 = 3600;
 
 #[derive(Default)]
 pub struct Snapshot {
@@ -25,9 +25,9 @@ pub struct Snapshot {
     pub facts: Option<Facts>,
     /// The troubles that `weir status` lists.
     pub troubles: Vec<Trouble>,
-    pub meters: Vec<Gathered<Meters>>,
-    pub tops: Vec<Gathered<Top>>,
-    pub waits: Vec<Gathered<WaitsListed>>,
+    pub meters: Vec<Collected<Meters>>,
+    pub tops: Vec<Collected<Top>>,
+    pub waits: Vec<Collected<WaitsListed>>,
 }
 
 impl Snapshot {
@@ -71,12 +71,12 @@ impl Source {
 
     async fn ask(&self) -> Snapshot {
         let cluster = &self.asker.cluster;
-        let (top, waits) = (GetTop { seconds: TOP_S }, ListWaits { min_ms: MIN_MS, since_s: PAST_S });
+        let (top, waits) = (GetTop { seconds: TOP_S }, ListWaits { min_ms: MIN_MS, since_s: ENDED_WITHIN_S });
         let (facts, meters, tops, waits) = tokio::join!(
             self.asker.facts(self.local.clone()),
-            cluster.gather(&GetMeters {}, PATIENCE),
-            cluster.gather(&top, PATIENCE),
-            cluster.gather(&waits, PATIENCE),
+            cluster.collect(&GetMeters {}, PATIENCE),
+            cluster.collect(&top, PATIENCE),
+            cluster.collect(&waits, PATIENCE),
         );
         let facts = facts.ok();
         Snapshot {

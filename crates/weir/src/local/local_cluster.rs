@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_found_again() {
+    fn a_saved_cluster_is_found_again() {
         let dir = tempfile::tempdir().unwrap();
         assert!(LocalCluster::find(dir.path()).unwrap().is_none());
         let saved = local(dir.path());

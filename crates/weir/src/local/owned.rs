@@ -35,7 +35,7 @@ fn doubt(user: User, uid: u32, gid: u32, mode: u32) -> Option<String> {
     }
 }
 
-fn judge(path: &Path, stat: &Stat) -> Outcome<()> {
+fn check_owner(path: &Path, stat: &Stat) -> Outcome<()> {
     let user = User::this();
     match doubt(user, stat.st_uid, stat.st_gid, stat.st_mode) {
         None => Ok(()),
@@ -62,22 +62,22 @@ fn open(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
     })
 }
 
-fn judged(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
+fn open_checked(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
     let opened = open(path, flags)?;
     let stat = rustix::fs::fstat(&opened).doing(format_args!("look at {}", path.display()))?;
-    judge(path, &stat)?;
+    check_owner(path, &stat)?;
     Ok(opened)
 }
 
 /// Refuses a directory that another user owns or can change.
 pub fn check_dir(path: &Path) -> Outcome<()> {
-    judged(path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop)
+    open_checked(path, OFlags::RDONLY | OFlags::DIRECTORY).map(drop)
 }
 
 /// The content of a file that only this user can change.
 pub fn read(path: &Path) -> Outcome<String> {
     let mut text = String::new();
-    File::from(judged(path, OFlags::RDONLY)?)
+    File::from(open_checked(path, OFlags::RDONLY)?)
         .read_to_string(&mut text)
         .doing(format_args!("read {}", path.display()))?;
     Ok(text)
@@ -85,7 +85,7 @@ pub fn read(path: &Path) -> Outcome<String> {
 
 /// Opens a file to be locked, and makes it if there is none; its content stays.
 pub fn open_lock(path: &Path) -> Outcome<File> {
-    judged(path, OFlags::RDWR | OFlags::CREATE).map(File::from)
+    open_checked(path, OFlags::RDWR | OFlags::CREATE).map(File::from)
 }
 
 #[cfg(test)]

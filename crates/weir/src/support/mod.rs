@@ -6,7 +6,7 @@ mod redact;
 
 use crate::cli_watch::By;
 use crate::cli_watch::SupportArgs;
-use crate::commands::gather::Asker;
+use crate::commands::collect::Asker;
 use crate::commands::troubles::Facts;
 use crate::commands::watch::{Names, lines_of, sorted, waits_json};
 use crate::commands::which::coordinators;
@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_coord::Gathered;
+use weir_coord::Collected;
 use weir_proto::Error;
 use weir_proto::date::Date;
 use weir_proto::event::GetEvents;
@@ -137,10 +137,10 @@ async fn write(
     let cluster = &asker.cluster;
     let (waits, top) = (ListWaits { min_ms: 10, since_s: 3600 }, GetTop { seconds: TOP_S });
     let (meters, waits, tops, nodes, events) = tokio::join!(
-        cluster.gather::<_, Meters>(&GetMeters {}, PATIENCE),
-        cluster.gather::<_, WaitsListed>(&waits, PATIENCE),
-        cluster.gather::<_, Top>(&top, PATIENCE),
-        cluster.gather::<_, NodeFacts>(&GetFacts {}, PATIENCE),
+        cluster.collect::<_, Meters>(&GetMeters {}, PATIENCE),
+        cluster.collect::<_, WaitsListed>(&waits, PATIENCE),
+        cluster.collect::<_, Top>(&top, PATIENCE),
+        cluster.collect::<_, NodeFacts>(&GetFacts {}, PATIENCE),
         cluster.administer(&GetEvents {}),
     );
     let nodes = nodes.unwrap_or_default();
@@ -151,8 +151,8 @@ async fn write(
     let names = facts.volume_names();
     bundle.put_json("status.json", Ok(status::as_json(facts)))?;
     bundle.put_json("events.json", events.map(|log| events::as_json(&log)))?;
-    let waits = waits.map(|gathered| {
-        let (seen, silent) = sorted(gathered);
+    let waits = waits.map(|collected| {
+        let (seen, silent) = sorted(collected);
         waits_json(&seen, &silent)
     });
     bundle.put_json("waits.json", waits)?;
@@ -189,7 +189,7 @@ fn known(facts: &Facts, local: Option<&LocalCluster>) -> Known {
     known
 }
 
-fn tops_json(tops: &[Gathered<Top>], volumes: BTreeMap<u32, String>) -> Value {
+fn tops_json(tops: &[Collected<Top>], volumes: BTreeMap<u32, String>) -> Value {
     let names = Names { volumes, users: Users::default() };
     let of = |by: By, word: &str| (word.to_owned(), json!(lines_of(by, tops, &names)));
     let all = [
@@ -202,24 +202,24 @@ fn tops_json(tops: &[Gathered<Top>], volumes: BTreeMap<u32, String>) -> Value {
     Value::Object(all.map(|(by, word)| of(by, word)).into_iter().collect())
 }
 
-fn meters_json(gathered: &[Gathered<Meters>]) -> Value {
+fn meters_json(collected: &[Collected<Meters>]) -> Value {
     let meter = |m: &Meter| {
         let buckets: Vec<_> = m.buckets.iter().map(|b| json!([b.below, b.count])).collect();
         json!({ "name": m.name, "label": m.label_value, "value": m.value, "count": m.count, "buckets": buckets })
     };
-    let one = |g: &Gathered<Meters>| match &g.reply {
+    let one = |g: &Collected<Meters>| match &g.reply {
         Ok(reply) => {
             json!({ "process": g.name, "meters": reply.meters.iter().map(meter).collect::<Vec<_>>() })
         }
         Err(why) => json!({ "process": g.name, "missing": why }),
     };
-    gathered.iter().map(one).collect()
+    collected.iter().map(one).collect()
 }
 
 /// Every series of every process.
 async fn history(asker: &Asker) -> weir_proto::Result<Value> {
     let list = GetHistory { name: String::new(), by_minute: true, points: 1 };
-    let listed: Vec<Gathered<SeriesRead>> = asker.cluster.gather(&list, PATIENCE).await?;
+    let listed: Vec<Collected<SeriesRead>> = asker.cluster.collect(&list, PATIENCE).await?;
     let names: BTreeSet<String> =
         listed.into_iter().filter_map(|g| g.reply.ok()).flat_map(|r| r.names).collect();
     let mut all = Vec::new();
@@ -229,7 +229,7 @@ async fn history(asker: &Asker) -> weir_proto::Result<Value> {
     Ok(Value::Array(all))
 }
 
-fn put_node(bundle: &mut Bundle, node: &Gathered<NodeFacts>) -> Outcome<()> {
+fn put_node(bundle: &mut Bundle, node: &Collected<NodeFacts>) -> Outcome<()> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     let name: String = node.name.chars().map(plain).collect();
     let text = match &node.reply {

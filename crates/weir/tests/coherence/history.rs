@@ -203,7 +203,7 @@ fn event<Op>(called_ns: u64, returned_ns: u64, op: Op) -> Event<Op> {
 }
 
 #[test]
-fn what_can_have_happened_is_accepted() {
+fn possible_histories_are_accepted() {
     use RegisterOp::{Read, Write};
     // A write and two reads overlap: one sees it, one does not yet.
     let processes = [
@@ -223,7 +223,7 @@ fn what_can_have_happened_is_accepted() {
 }
 
 #[test]
-fn what_cannot_have_happened_is_refused() {
+fn impossible_histories_are_refused() {
     use RegisterOp::{Read, Write};
     let register = |processes: &[Vec<Event<RegisterOp>>]| linearizable::<Register>(processes);
     // A read after the write has returned that does not see it.

@@ -218,7 +218,7 @@ fn check<O: Object>(run: u64, what: &str, seen: &[Seen], of: impl Fn(&Seen) -> &
 }
 
 #[test]
-fn what_four_mounts_do_at_once_is_linearizable() {
+fn operations_of_four_mounts_are_linearizable() {
     if can_mount() {
         let cluster = Cluster::start(MOUNTS);
         run(&cluster, 0, STEPS);
@@ -312,7 +312,7 @@ const RUNS: std::ops::Range<u64> = 1..85;
 
 #[test]
 #[ignore = "takes long: `make test-long`"]
-fn what_four_mounts_do_at_once_is_linearizable_under_faults() {
+fn operations_of_four_mounts_are_linearizable_under_faults() {
     if !can_mount() {
         return;
     }

@@ -124,7 +124,7 @@ fn a_mapping_reads_and_writes_are_one_on_a_mount() {
 
 /// A sparse file has data where something was stored, also before the kernel has parted with it.
 #[test]
-fn what_is_stored_in_a_hole_is_data() {
+fn a_store_into_a_mapped_hole_is_data() {
     if !can_mount() || !has("python3") {
         return;
     }
@@ -143,7 +143,7 @@ fn what_is_stored_in_a_hole_is_data() {
 
 /// What is stored and synced on one mount is read and loaded on the other, whoever opened first.
 #[test]
-fn what_is_synced_from_a_mapping_is_seen_on_another_mount() {
+fn a_synced_mapping_is_visible_on_another_mount() {
     if !can_mount() || !has("python3") {
         return;
     }

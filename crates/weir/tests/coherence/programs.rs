@@ -108,9 +108,9 @@ fn swmr(seconds: u64) {
     eprintln!("{written} frames written, the slowest in {slowest} s");
     assert!(written >= seconds, "only {written} frames in {seconds} s");
     for reader in readers {
-        let told = said("a reader", reader, patience);
-        let told: Vec<&str> = told.split_whitespace().collect();
-        let [seen, polls, median, most, lag, late, poll, read] = told[..] else { panic!("{told:?}") };
+        let output = said("a reader", reader, patience);
+        let output: Vec<&str> = output.split_whitespace().collect();
+        let [seen, polls, median, most, lag, late, poll, read] = output[..] else { panic!("{output:?}") };
         eprintln!(
             "{seen} seen in {polls} looks; lag {median} s (median), {most} s (99 %), at most {lag} s; {late} above 1 s; \
              slowest look {poll} s, slowest read of a frame {read} s"

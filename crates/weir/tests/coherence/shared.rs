@@ -42,8 +42,8 @@ fn synced_growth_is_read_through_earlier_handles() {
                 }
                 let mut got = vec![0; block];
                 let len = a.read_at(&mut got, at).unwrap();
-                let told = format!("round {round}, blocks of {block}, {name}");
-                assert!(len == block && got == bytes, "{told}: {len} bytes");
+                let title = format!("round {round}, blocks of {block}, {name}");
+                assert!(len == block && got == bytes, "{title}: {len} bytes");
             }
         }
     }

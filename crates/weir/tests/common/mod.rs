@@ -328,12 +328,12 @@ impl Cluster {
         let mut helper = Command::new("bash");
         let helper = helper.args(["-c", script, &pid.to_string()]).stdin(Stdio::piped()).spawn().unwrap();
         let stopped = Stopped(helper);
-        let stands = |task: PathBuf| {
+        let is_stopped = |task: PathBuf| {
             let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
             stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
         };
         wait_until(&format!("{name} stands still"), Duration::from_secs(10), || {
-            fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| stands(task.unwrap().path()))
+            fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| is_stopped(task.unwrap().path()))
         });
         stopped
     }

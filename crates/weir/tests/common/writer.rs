@@ -23,8 +23,8 @@ impl Writer {
         let seen = ends.clone();
         let thread = std::thread::spawn(move || {
             let small = top.join("small");
-            let (mut files, mut pieces) = (Vec::new(), pattern(1, FILE_BYTES));
-            fs::write(&small, &pieces).unwrap();
+            let (mut files, mut expected) = (Vec::new(), pattern(1, FILE_BYTES));
+            fs::write(&small, &expected).unwrap();
             for n in 0_u64.. {
                 if seen.load(Ordering::Relaxed) {
                     break;
@@ -33,17 +33,17 @@ impl Writer {
                 fs::write(&path, &data).unwrap();
                 File::open(&path).unwrap().sync_all().unwrap();
                 files.push((path, data));
-                let (at, piece) = ((n as usize * 7919 * 64) % (FILE_BYTES - 5000), pattern(n + 9, 5000));
+                let (at, part) = ((n as usize * 7919 * 64) % (FILE_BYTES - 5000), pattern(n + 9, 5000));
                 let file = File::options().write(true).open(&small).unwrap();
-                file.write_all_at(&piece, at as u64).unwrap();
+                file.write_all_at(&part, at as u64).unwrap();
                 file.sync_all().unwrap();
-                pieces[at..at + piece.len()].copy_from_slice(&piece);
+                expected[at..at + part.len()].copy_from_slice(&part);
                 if files.len() > 40 {
                     let (old, _) = files.remove(3);
                     fs::remove_file(old).unwrap();
                 }
             }
-            files.push((small, pieces));
+            files.push((small, expected));
             files
         });
         Writer { ends, thread: Some(thread) }

@@ -71,12 +71,12 @@ fn locks_answer_as_on_a_local_file_system() {
         let mut ours = Lockers::new(&cluster.mount().join(&name));
         let mut theirs = Lockers::new(&local.path().join(&name));
         let mut dice = Dice::new(1_000_000 + seed);
-        let mut told = Vec::new();
+        let mut trace = Vec::new();
         for n in 0..OPERATIONS {
             let (who, command) = (dice.below(2) as usize, lock_command(&mut dice));
-            told.push(format!("{n}: {who} {command}"));
+            trace.push(format!("{n}: {who} {command}"));
             let (got, expected) = (ours.ask(who, &command), theirs.ask(who, &command));
-            assert_eq!(got, expected, "seed {seed}:\n{}", told.join("\n"));
+            assert_eq!(got, expected, "seed {seed}:\n{}", trace.join("\n"));
         }
     }
 }
@@ -117,16 +117,16 @@ fn run(seed: u64, mount: &std::path::Path, local: &std::path::Path) -> Result<()
     let mut ours = Side::new(&mount.join(&name));
     let mut theirs = Side::new(&local.join(&name));
     let mut dice = Dice::new(seed);
-    let mut told = Vec::new();
+    let mut trace = Vec::new();
     for n in 0..OPERATIONS {
         let operation = side::Operation::random(&mut dice, n as u64);
-        told.push(format!("{n}: {operation:?}"));
+        trace.push(format!("{n}: {operation:?}"));
         let (got, expected) = (ours.apply(&operation), theirs.apply(&operation));
         if got != expected {
-            let last = told.join("\n");
+            let last = trace.join("\n");
             return Err(format!("seed {seed}:\n{last}\n  mount: {got}\n  local: {expected}"));
         }
     }
     let (ours, theirs) = (ours.finish(), theirs.finish());
-    tree::compare(&ours, &theirs).map_err(|e| format!("seed {seed}, final tree: {e}\n{}", told.join("\n")))
+    tree::compare(&ours, &theirs).map_err(|e| format!("seed {seed}, final tree: {e}\n{}", trace.join("\n")))
 }

@@ -44,7 +44,7 @@ fn networks_that_are_cut_or_slow_are_named() {
     machines.within(3, "tc qdisc del dev eth0 root");
     machines.within(0, "tc qdisc del dev m3 root");
     table.heal(&machines);
-    table.judge("networks");
+    table.finish("networks");
 }
 
 /// Whether `weir status` has this trouble of a node, and of no other one.
@@ -112,5 +112,5 @@ fn wrong_clocks_and_old_certificates_are_named() {
     let said = machines.weir(5, &asked);
     assert_eq!(said.status.code(), Some(5));
     assert!(text(&said.stderr).contains("authority"), "{}", text(&said.stderr));
-    table.judge("clocks and certificates");
+    table.finish("clocks and certificates");
 }

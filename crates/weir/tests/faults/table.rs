@@ -76,8 +76,8 @@ fn ask(cluster: &impl Administered, expected: Expected<'_>) -> Said {
     let took = asked.elapsed();
     let status = cluster.administer(&["status", "--json"]);
     let exit = status.status.code().unwrap_or(-1);
-    let told: Value = serde_json::from_slice(&status.stdout).unwrap_or(Value::Null);
-    let troubles = told["troubles"].as_array().cloned().unwrap_or_default();
+    let status_json: Value = serde_json::from_slice(&status.stdout).unwrap_or(Value::Null);
+    let troubles = status_json["troubles"].as_array().cloned().unwrap_or_default();
     let codes: Vec<&str> = troubles.iter().filter_map(|t| t["code"].as_str()).collect();
     let chain: Value = serde_json::from_slice(&why.stdout).unwrap_or(Value::Null);
     let links = chain["chain"].as_array().cloned().unwrap_or_default();
@@ -140,7 +140,7 @@ impl Table {
     }
 
     /// Prints it; fails where a row is wrong.
-    pub fn judge(self, name: &str) {
+    pub fn finish(self, name: &str) {
         println!("{name}:\n| fault | weir status | weir why | took | right |\n|---|---|---|---|---|");
         for Row { fault, status, why, took, right } in &self.0 {
             let (why, right) = (why.lines().next().unwrap_or_default(), if *right { "yes" } else { "NO" });

@@ -69,7 +69,7 @@ impl<'a> Scene<'a> {
         for n in 0..bytes / io_bytes {
             self.stop.check()?;
             let buf = &mut buffers[(n % count) as usize];
-            self.pattern.stamp(0, n * io_bytes, buf);
+            self.pattern.write_headers(0, n * io_bytes, buf);
             file.write_all_at(buf, n * io_bytes).map_err(io("write"))?;
         }
         file.sync_all().map_err(io("fsync"))?;

@@ -68,7 +68,7 @@ impl<'a> Scene<'a> {
         let buf = std::cell::RefCell::new(filled);
         let written = self.each("write", &paths, |n, path| {
             let mut buf = buf.borrow_mut();
-            self.pattern.stamp(n, 0, &mut buf);
+            self.pattern.write_headers(n, 0, &mut buf);
             write_new(path, &buf, false)
         })?;
         self.made.small = true;

@@ -46,7 +46,7 @@ impl World {
 }
 
 #[test]
-fn what_is_evicted_frees_space_and_comes_back() {
+fn evicted_data_frees_space_and_is_recalled() {
     let mut w = World::new();
     let ino = w.file_of("f", 3 * STRIPE + 5);
     let of = |w: &World| w.view(|view| usage_of(view.read, InodeId::ROOT)).unwrap();
@@ -192,7 +192,7 @@ proptest! {
     /// Stripe by stripe, a range is offline if it was evicted and neither recalled nor truncated; each stripe
     /// is assigned under a higher token epoch each time, and only the mover with the highest one fills it.
     #[test]
-    fn what_is_away_is_what_a_model_says(steps in prop::collection::vec(prop_oneof![
+    fn evicted_ranges_match_the_model(steps in prop::collection::vec(prop_oneof![
         3 => (0u64..40, 0u64..50).prop_map(|(a, b)| Step::Evict(a * MIB, b * MIB)),
         3 => (0u64..9, 1u64..4).prop_map(|(a, n)| Step::HandOut(a * STRIPE, (a + n) * STRIPE)),
         3 => (0usize..9).prop_map(Step::Fill),

@@ -136,7 +136,8 @@ impl Model {
                 }
             } else {
                 let r = SnapshotOpen { session: ME, cred: root(), snapshot, ino, execute: false };
-                inline = self.w.view(|view| snapshot_view::read_open(view.read, view.rules, &r)).unwrap().inline;
+                inline =
+                    self.w.view(|view| snapshot_view::read_open(view.read, view.rules, &r)).unwrap().inline;
                 if inline.is_none() && attr.kind == FileKind::Regular && attr.evicted == 0 {
                     stripes = self.bytes_of(&attr, &self.layers(snapshot, ino));
                 }
@@ -547,7 +548,7 @@ fn a_file_held_by_a_snapshot_is_evicted_the_snapshot_stays() {
 
 /// A client that copies a layer while it is evicted, on an earlier assignment, changes nothing.
 #[test]
-fn what_is_evicted_while_it_is_copied_is_not_reported_as_copied() {
+fn data_evicted_during_its_copy_is_not_reported_as_copied() {
     let mut m = Model::new();
     let ino = m.w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     (0..3).for_each(|stripe| m.write(ino, stripe));

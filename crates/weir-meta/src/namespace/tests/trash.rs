@@ -189,7 +189,7 @@ fn names_that_are_removed_again_and_again_are_all_there() {
 }
 
 #[test]
-fn what_was_removed_stays_as_long_as_was_said_and_goes_then() {
+fn removed_files_stay_for_the_retention_and_go_then() {
     let (mut w, v) = World::with_trash(WEEK_S);
     for day in 0..10 {
         w.now = (NOON + day * DAY_S) * SECOND;

@@ -151,7 +151,7 @@ impl Home for OpenedHome {
         })
     }
 
-    fn piece(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
+    fn part(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
         offset..offset + bytes_wanted
     }
     fn open_write<'a>(

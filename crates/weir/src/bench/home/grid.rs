@@ -402,9 +402,9 @@ async fn all<'a, T, F: Future<Output = T> + Send + 'a>(calls: impl Iterator<Item
     join_all(calls.map(|call| Box::pin(call) as BoxFuture<'a, T>).collect()).await
 }
 
-fn shown(choice: &Choice, cut: bool) -> String {
+fn shown(choice: &Choice, is_capped: bool) -> String {
     let Choice { streams, window_bytes, extent_bytes } = choice;
-    let more = if cut { ", at most" } else { "" };
+    let more = if is_capped { ", at most" } else { "" };
     format!("{streams} streams, window {} MiB, extent {} MiB{more}", window_bytes / MIB, extent_bytes / MIB)
 }
 

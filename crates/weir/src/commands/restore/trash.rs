@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_stays_and_the_rest_comes_back() {
+    fn existing_files_stay_and_the_rest_is_restored() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path();
         let write = |path: &str, text: &str| {

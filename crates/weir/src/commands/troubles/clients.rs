@@ -77,7 +77,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     if found.knows(name) {
         return;
     }
-    if node.heard_ms < SILENT_MS {
+    if node.last_contact_ms < SILENT_MS {
         // If this machine started the members of etcd, it knows which one is dead.
         let is_known = |code: &str| code == "etcd-member-silent" && found_dead_etcd(facts);
         let new: Vec<_> = condition.troubles.iter().filter(|trouble| !is_known(&trouble.code)).collect();
@@ -89,7 +89,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
         // Members of the cluster: the map shows whether they are up.
         _ => return,
     };
-    let silent = lasting(node.heard_ms / 1000);
+    let silent = lasting(node.last_contact_ms / 1000);
     let unwritten = match condition.unwritten_bytes {
         0 => String::new(),
         n => format!("; programs had written {} there that no target has", crate::table::bytes(n)),
@@ -115,11 +115,11 @@ fn found_dead_etcd(facts: &Facts) -> bool {
 fn sessions(facts: &Facts, found: &mut Found) {
     let reported = |client: &str| facts.conditions.iter().any(|n| n.condition.client == client);
     for session in facts.known().flat_map(|k| &k.sessions) {
-        let is_silent = session.resumed && session.heard_ms >= SESSION_SILENT_MS;
+        let is_silent = session.resumed && session.last_contact_ms >= SESSION_SILENT_MS;
         if !is_silent || reported(&session.client) || session.open_to_write + session.write_leases == 0 {
             continue;
         }
-        let (name, silent) = (&session.client, lasting(session.heard_ms / 1000));
+        let (name, silent) = (&session.client, lasting(session.last_contact_ms / 1000));
         let text = format!(
             "{name} has said nothing for {silent}, and may have unsaved changes of {} files",
             session.open_to_write.max(session.write_leases)

@@ -15,7 +15,7 @@ const RENEWAL_IS_LATE_S: u64 = 7 * 86_400;
 /// A busy disk completes requests all the time. One that completes none for this time hangs, or is slow.
 const STALLED_MS: u32 = 500;
 /// A directory of metadata needs little: with more than this free there is time, on a disk of any size.
-const ROOM_FOR_METADATA: u64 = 8 << 30;
+const METADATA_SPACE_MIN: u64 = 8 << 30;
 
 pub(super) fn check(facts: &Facts, found: &mut Found) {
     let in_use = facts.in_use();
@@ -281,7 +281,7 @@ fn disks(facts: &Facts, found: &mut Found) {
     for node in &facts.conditions {
         for disk in &node.condition.disks {
             let used = disk.capacity.saturating_sub(disk.free);
-            if nearly_full(used, disk.capacity).is_some() && disk.free < ROOM_FOR_METADATA {
+            if nearly_full(used, disk.capacity).is_some() && disk.free < METADATA_SPACE_MIN {
                 let place = (node.condition.host.as_str(), disk.capacity);
                 full.entry(place).or_default().push((&node.node, disk));
             }

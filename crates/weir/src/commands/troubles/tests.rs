@@ -63,14 +63,14 @@ fn holder(name: &str, until: u64) -> Holder {
     Holder { name, roles: vec![], serial: 1, joined: 1, until, from, removed: false, round: 1 }
 }
 
-fn session(client: &str, heard_ms: u64) -> SessionShown {
+fn session(client: &str, last_contact_ms: u64) -> SessionShown {
     SessionShown {
         session: weir_proto::SessionId(1),
         client: client.into(),
         node: String::new(),
         role: None,
         addr: String::new(),
-        heard_ms,
+        last_contact_ms,
         resumed: true,
         open: 2,
         open_to_write: 2,
@@ -84,9 +84,9 @@ fn session(client: &str, heard_ms: u64) -> SessionShown {
 
 /// Healthy states that look similar.
 #[test]
-fn what_is_as_it_should_be_is_no_trouble() {
+fn values_below_the_limits_are_no_troubles() {
     let table: &[fn(&mut World)] = &[
-        |w| w.conditions[0].heard_ms = 15_000,
+        |w| w.conditions[0].last_contact_ms = 15_000,
         |w| w.known().exports = export(Some(3000), ""),
         |w| w.known().exports = export(None, ""),
         |w| w.known().exports = ExportState { every_s: 0, ..export(None, "as it was") },
@@ -111,7 +111,7 @@ fn what_is_as_it_should_be_is_no_trouble() {
 fn a_mount_that_hangs_is_one_trouble() {
     let mut world = world();
     world.mounts[0].state = Reach::Silent;
-    world.conditions[1].heard_ms = 60_000;
+    world.conditions[1].last_contact_ms = 60_000;
     let found = world.troubles();
     assert_eq!(found.len(), 1, "{found:#?}");
     assert_eq!(found[0].code, "mount-silent");
@@ -320,7 +320,7 @@ fn each_trouble_is_one_sentence_of_its_severity() {
         (|w| w.known().failing.push(failing()), Warning, "work", "no snapshot: look"),
         (|w| w.conditions[0].condition.troubles.push(failing()), Warning, "work", "no snapshot: look"),
         (
-            |w| w.conditions[0].heard_ms = 25_000,
+            |w| w.conditions[0].last_contact_ms = 25_000,
             Warning,
             "mover-1",
             "mover mover-1 has reported nothing for 25 s: its process died, or hangs: see whether it is stopped",
@@ -329,7 +329,7 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             |w| {
                 w.conditions.push(condition("laptop", Role::Mount));
                 let laptop = &mut w.conditions[2];
-                (laptop.heard_ms, laptop.condition.unwritten_bytes) = (200_000, 1 << 20);
+                (laptop.last_contact_ms, laptop.condition.unwritten_bytes) = (200_000, 1 << 20);
             },
             Warning,
             "laptop",
@@ -446,7 +446,7 @@ fn a_volume_below_its_write_floor_is_named_with_it() {
 }
 
 #[test]
-fn what_is_muted_is_last_and_says_so() {
+fn muted_troubles_are_last_and_marked() {
     let mute = |about: &str| Mute { code: "mover-down".into(), about: about.into(), until_s: NOW_S + 60 };
     let found = |mutes| {
         let mut world = world();
@@ -483,7 +483,7 @@ fn the_worst_trouble_is_first() {
 }
 
 #[test]
-fn what_is_at_home_only_is_unavailable_without_home_or_movers() {
+fn offline_data_is_unavailable_without_home_or_movers() {
     for change in
         [|w: &mut World| w.homes.missing.extend([HOME.into()]), |w: &mut World| w.relation().movers = 0]
     {

@@ -157,7 +157,7 @@ pub const NOW_S: u64 = 1_000_000_000;
 /// Reported a second ago.
 pub fn condition(node: &str, role: Role) -> NodeCondition {
     let condition = Condition { host: "h".into(), release: Program::this().release, ..Condition::default() };
-    NodeCondition { node: node.into(), role, heard_ms: 1000, condition }
+    NodeCondition { node: node.into(), role, last_contact_ms: 1000, condition }
 }
 
 fn volume() -> Volume {

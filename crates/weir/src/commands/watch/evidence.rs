@@ -5,7 +5,7 @@
 //! answer is evidence, too.
 use super::PATIENCE;
 use super::waits::{Seen, sorted};
-use crate::commands::gather::Asker;
+use crate::commands::collect::Asker;
 use crate::commands::troubles::{Facts, Trouble, troubles};
 use crate::commands::{file, mounts, tiering};
 use crate::failure::Outcome;
@@ -14,13 +14,13 @@ use crate::users::Users;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
-use weir_coord::Gathered;
+use weir_coord::Collected;
 use weir_proto::InodeId;
 use weir_proto::map::Role;
 use weir_proto::watch::{GetTop, ListWaits, Top, WaitsListed};
 
 /// Ended waits of this time count, too.
-const PAST_S: u32 = 3600;
+const ENDED_WITHIN_S: u32 = 3600;
 /// A younger wait explains no delay that a user notices.
 const MIN_MS: u32 = 50;
 /// The time over which one user's work is compared with that of others.
@@ -35,7 +35,7 @@ pub struct Evidence {
     pub waits: Vec<Seen>,
     pub silent: Vec<Silent>,
     /// The work of the last seconds at mounts.
-    pub tops: Vec<Gathered<Top>>,
+    pub tops: Vec<Collected<Top>>,
     /// Names of the users of programs that wait or work.
     pub users: Users,
     /// Absent: the question is about the whole cluster, or about a process that waits for no file.
@@ -137,20 +137,20 @@ pub async fn collect(
     local: Option<LocalCluster>,
     file: Option<FileFacts>,
 ) -> Outcome<Evidence> {
-    let (waits, top) = (ListWaits { min_ms: MIN_MS, since_s: PAST_S }, GetTop { seconds: TOP_S });
+    let (waits, top) = (ListWaits { min_ms: MIN_MS, since_s: ENDED_WITHIN_S }, GetTop { seconds: TOP_S });
     let cluster = &asker.cluster;
     let (facts, waits, tops) = tokio::join!(
         asker.facts(local),
-        cluster.gather::<_, WaitsListed>(&waits, PATIENCE),
-        cluster.gather::<_, Top>(&top, PATIENCE),
+        cluster.collect::<_, WaitsListed>(&waits, PATIENCE),
+        cluster.collect::<_, Top>(&top, PATIENCE),
     );
-    let (facts, gathered, tops) = (facts?, waits?, tops.unwrap_or_default());
-    let without_answer = gathered.iter().filter_map(|g| {
+    let (facts, collected, tops) = (facts?, waits?, tops.unwrap_or_default());
+    let without_answer = collected.iter().filter_map(|g| {
         let why = g.reply.as_ref().err()?.clone();
         Some(Silent { name: g.name.clone(), role: g.role, why })
     });
     let silent = without_answer.collect();
-    let (waits, _) = sorted(gathered);
+    let (waits, _) = sorted(collected);
     let who = waits.iter().filter(|seen| seen.wait.pid > 0).map(|seen| seen.wait.uid);
     let rows = tops.iter().filter_map(|top| top.reply.as_ref().ok()).flat_map(|top| &top.rows);
     let users = Users::of(who.chain(rows.map(|row| row.uid)));

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use weir_coord::Gathered;
+use weir_coord::Collected;
 use weir_proto::watch::{GetMeters, Meter, MeterKind, Meters};
 use weir_proto::{Error, methods};
 
@@ -30,20 +30,20 @@ pub struct Spread {
 
 pub fn iohist(args: &IohistArgs) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
-    let (before, now): (Vec<Gathered<Meters>>, Vec<Gathered<Meters>>) = observe::block_on(async {
+    let (before, now): (Vec<Collected<Meters>>, Vec<Collected<Meters>>) = observe::block_on(async {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, &coordinators, "weir iohist").await?;
         let before = match args.seconds {
             0 => Vec::new(),
             seconds => {
-                let before = cluster.gather(&GetMeters {}, PATIENCE).await?;
+                let before = cluster.collect(&GetMeters {}, PATIENCE).await?;
                 env.clock.sleep(Duration::from_secs(seconds.into())).await;
                 before
             }
         };
-        Ok((before, cluster.gather(&GetMeters {}, PATIENCE).await?))
+        Ok((before, cluster.collect(&GetMeters {}, PATIENCE).await?))
     })?;
-    let is_wanted = |g: &&Gathered<Meters>| args.process.as_ref().is_none_or(|name| *name == g.name);
+    let is_wanted = |g: &&Collected<Meters>| args.process.as_ref().is_none_or(|name| *name == g.name);
     if !now.iter().any(|g| is_wanted(&g)) {
         let names: Vec<&str> = now.iter().map(|g| g.name.as_str()).collect();
         let error =
@@ -59,7 +59,10 @@ pub fn iohist(args: &IohistArgs) -> Outcome<()> {
 }
 
 /// The distributions, with the largest total time first.
-fn spreads<'a>(before: &[Gathered<Meters>], now: impl Iterator<Item = &'a Gathered<Meters>>) -> Vec<Spread> {
+fn spreads<'a>(
+    before: &[Collected<Meters>],
+    now: impl Iterator<Item = &'a Collected<Meters>>,
+) -> Vec<Spread> {
     let key =
         |process: &str, meter: &Meter| (process.to_owned(), meter.name.clone(), meter.label_value.clone());
     let mut earlier = BTreeMap::new();
@@ -135,7 +138,7 @@ mod tests {
     use weir_proto::map::Role;
     use weir_proto::watch::MeterBucket;
 
-    fn meter(counts: &[(u64, u64)], sum_ns: i64) -> Gathered<Meters> {
+    fn meter(counts: &[(u64, u64)], sum_ns: i64) -> Collected<Meters> {
         let buckets = counts.iter().map(|(below, count)| MeterBucket { below: *below, count: *count });
         let meter = Meter {
             name: "weir_rpc_seconds".into(),
@@ -146,7 +149,7 @@ mod tests {
             count: counts.iter().map(|c| c.1).sum(),
             buckets: buckets.collect(),
         };
-        Gathered { name: "meta-1".into(), role: Role::Meta, reply: Ok(Meters { meters: vec![meter] }) }
+        Collected { name: "meta-1".into(), role: Role::Meta, reply: Ok(Meters { meters: vec![meter] }) }
     }
 
     #[test]

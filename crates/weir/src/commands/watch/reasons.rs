@@ -24,8 +24,8 @@ const DELAYS_OWN_FILES: u8 = 75;
 const HOG_SHARE: f64 = 0.6;
 const HOG_WAITING: f64 = 0.5;
 /// An ended wait is of interest if it lasted this long.
-const PAST_US: u64 = 1_000_000;
-const PAST_MAX: usize = 5;
+const LONG_WAIT_US: u64 = 1_000_000;
+const ENDED_MAX: usize = 5;
 
 /// One link of the chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,12 +54,12 @@ pub fn findings(evidence: &Evidence, threads: &[u32]) -> Vec<Finding> {
 }
 
 /// Waits of the last hour, for a question about the past.
-pub fn past(evidence: &Evidence) -> Vec<String> {
+pub fn ended_waits(evidence: &Evidence) -> Vec<String> {
     let about = |seen: &&Seen| {
         let wait = &seen.wait;
         let is_of_file =
             evidence.file.as_ref().is_none_or(|f| wait.object == "inode" && wait.object_id == f.inode);
-        wait.ended_ms > 0 && wait.lasted_us >= PAST_US && is_of_file
+        wait.ended_ms > 0 && wait.lasted_us >= LONG_WAIT_US && is_of_file
     };
     let mut longest: Vec<&Seen> = evidence.waits.iter().filter(about).collect();
     longest.sort_by_key(|seen| std::cmp::Reverse(seen.wait.lasted_us));
@@ -67,7 +67,7 @@ pub fn past(evidence: &Evidence) -> Vec<String> {
         let ago = time(seen.wait.ended_ms * 1000);
         format!("{} ago: {}", ago, sentence(evidence, seen, 1))
     };
-    longest.iter().take(PAST_MAX).map(text).collect()
+    longest.iter().take(ENDED_MAX).map(text).collect()
 }
 
 /// A trouble of the whole cluster, or of the file in question.
@@ -294,7 +294,7 @@ mod tests {
     use crate::commands::troubles::world::{HOME, World, owners as world_owners, world};
     use crate::commands::watch::evidence::FileFacts;
     use crate::users::Users;
-    use weir_coord::Gathered;
+    use weir_coord::Collected;
     use weir_proto::TargetId;
     use weir_proto::map::{MemberState, TargetState};
     use weir_proto::watch::{Top, TopRow, WaitSeen};
@@ -304,7 +304,7 @@ mod tests {
     struct Further {
         waits: Vec<Seen>,
         silent: Vec<Silent>,
-        tops: Vec<Gathered<Top>>,
+        tops: Vec<Collected<Top>>,
     }
 
     fn file() -> FileFacts {
@@ -358,7 +358,7 @@ mod tests {
     fn nothing_is_found_where_all_is_well() {
         let well = evidence(world(), Further::default(), Some(file()));
         assert_eq!(findings(&well, &[]), []);
-        assert_eq!(past(&well), Vec::<String>::new());
+        assert_eq!(ended_waits(&well), Vec::<String>::new());
     }
 
     /// The fault, and the beginnings of the first sentence and the advice.
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_another_file_is_left_out() {
+    fn evidence_about_another_file_is_omitted() {
         let other = || {
             let (mut world, mut further) = (world(), Further::default());
             further.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 8)));
@@ -514,7 +514,7 @@ mod tests {
         let evidence = evidence(world(), Further { waits: vec![seen], ..Further::default() }, Some(file()));
         assert_eq!(findings(&evidence, &[]), []);
         assert_eq!(
-            past(&evidence),
+            ended_waits(&evidence),
             ["90.0 s ago: meta has waited 4.2 s for n1:/b to return its lease on inode 7, for Open"]
         );
     }
@@ -532,7 +532,7 @@ mod tests {
         };
         let found = |rows| {
             let reply = Ok(Top { covered_ms: 1000, rows });
-            let tops = vec![Gathered { name: "n1:/a".into(), role: Role::Mount, reply }];
+            let tops = vec![Collected { name: "n1:/a".into(), role: Role::Mount, reply }];
             findings(&evidence(world(), Further { tops, ..Further::default() }, None), &[])
         };
         let hog = found(vec![row(4711, 2_000_000), row(5, 100_000)]);

@@ -14,7 +14,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::Duration;
-use weir_coord::{Cluster, Gathered};
+use weir_coord::{Cluster, Collected};
 use weir_env::{Addr, Env};
 use weir_proto::watch::{GetMeters, GetTop, Meters, Top};
 
@@ -58,7 +58,7 @@ pub fn top(args: &TopArgs) -> Outcome<()> {
                 By::Target => targets(&env, &cluster).await?,
                 by => {
                     let asked = GetTop { seconds: WINDOW_S };
-                    let tops: Vec<Gathered<Top>> = cluster.gather(&asked, PATIENCE).await?;
+                    let tops: Vec<Collected<Top>> = cluster.collect(&asked, PATIENCE).await?;
                     let uids = tops.iter().filter_map(|t| t.reply.as_ref().ok()).flat_map(|t| &t.rows);
                     let users = Users::of(uids.map(|row| row.uid));
                     lines_of(by, &tops, &Names { volumes: volumes.clone(), users })
@@ -142,7 +142,7 @@ struct Sums {
 }
 
 /// The line of each user, volume and so on, the largest first.
-pub fn lines_of(by: By, tops: &[Gathered<Top>], names: &Names) -> Vec<TopLine> {
+pub fn lines_of(by: By, tops: &[Collected<Top>], names: &Names) -> Vec<TopLine> {
     let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
     for (client, top) in tops.iter().filter_map(|t| Some((&t.name, t.reply.as_ref().ok()?))) {
         let seconds = (top.covered_ms.max(1) as f64) / 1000.0;
@@ -199,18 +199,18 @@ fn weight(requests: f64, bytes: f64) -> f64 {
 
 /// The work of each target's disk in a second.
 async fn targets(env: &Env, cluster: &Cluster) -> Outcome<Vec<TopLine>> {
-    let first: Vec<Gathered<Meters>> = cluster.gather(&GetMeters {}, PATIENCE).await?;
+    let first: Vec<Collected<Meters>> = cluster.collect(&GetMeters {}, PATIENCE).await?;
     let begun = env.clock.now();
     env.clock.sleep(BETWEEN).await;
-    let second: Vec<Gathered<Meters>> = cluster.gather(&GetMeters {}, PATIENCE).await?;
+    let second: Vec<Collected<Meters>> = cluster.collect(&GetMeters {}, PATIENCE).await?;
     let seconds = env.clock.now().since(begun).as_secs_f64();
     Ok(largest_first(target_lines(&first, &second, seconds)))
 }
 
-fn target_lines(first: &[Gathered<Meters>], second: &[Gathered<Meters>], seconds: f64) -> Vec<TopLine> {
+fn target_lines(first: &[Collected<Meters>], second: &[Collected<Meters>], seconds: f64) -> Vec<TopLine> {
     let mut lines: BTreeMap<String, TopLine> = BTreeMap::new();
-    let mut add = |gathered: &[Gathered<Meters>], sign: f64| {
-        for (node, meters) in gathered.iter().filter_map(|g| Some((&g.name, g.reply.as_ref().ok()?))) {
+    let mut add = |collected: &[Collected<Meters>], sign: f64| {
+        for (node, meters) in collected.iter().filter_map(|g| Some((&g.name, g.reply.as_ref().ok()?))) {
             for meter in &meters.meters {
                 let line = || TopLine { client: node.clone(), ..TopLine::default() };
                 let of_target = lines.entry(meter.label_value.clone());
@@ -242,16 +242,16 @@ mod tests {
     fn row(volume: u32, uid: u32, kind: &str, requests: u64, bytes: u64) -> TopRow {
         TopRow { volume, uid, job: String::new(), kind: kind.into(), requests, bytes, us: 500_000 }
     }
-    fn gathered<T>(name: &str, reply: T) -> Gathered<T> {
-        Gathered { name: name.into(), role: Role::Mount, reply: Ok(reply) }
+    fn collected<T>(name: &str, reply: T) -> Collected<T> {
+        Collected { name: name.into(), role: Role::Mount, reply: Ok(reply) }
     }
 
     #[test]
     fn a_hog_is_first_by_user_client_volume_and_kind() {
         let hog = row(3, 4711, "WRITE", 5000, 5000 << 20);
         let tops = [
-            gathered("a", Top { covered_ms: 10_000, rows: vec![hog, row(3, 1, "READ", 10, 100)] }),
-            gathered("b", Top { covered_ms: 5000, rows: vec![row(0, 1, "READ", 500, 100)] }),
+            collected("a", Top { covered_ms: 10_000, rows: vec![hog, row(3, 1, "READ", 10, 100)] }),
+            collected("b", Top { covered_ms: 5000, rows: vec![row(0, 1, "READ", 500, 100)] }),
         ];
         let names = Names { volumes: [(3, "data".into())].into(), users: Users::default() };
         let first = |by| lines_of(by, &tops, &names)[0].clone();
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_silent_process_is_left_out() {
-        let silent = Gathered { name: "c".into(), role: Role::Mount, reply: Err("no answer".into()) };
+        let silent = Collected { name: "c".into(), role: Role::Mount, reply: Err("no answer".into()) };
         assert_eq!(lines_of(By::User, &[silent], &Names::default()), []);
     }
 
@@ -290,7 +290,7 @@ mod tests {
                 meter("weir_store_disk_seconds", bytes * 1000, ops),
                 meter("weir_other", 5, 5),
             ];
-            [gathered("storage-1", Meters { meters })]
+            [collected("storage-1", Meters { meters })]
         };
         let lines = target_lines(&at(1_000_000, 10), &at(3_000_000, 50), 2.0);
         assert_eq!(lines.len(), 1, "{lines:?}");

@@ -7,7 +7,7 @@ use crate::observe;
 use crate::table;
 use crate::users::Users;
 use serde_json::{Value, json};
-use weir_coord::Gathered;
+use weir_coord::Collected;
 use weir_proto::watch::{ListWaits, WaitSeen, WaitsListed};
 
 /// A wait and the process that waits.
@@ -20,12 +20,12 @@ pub struct Seen {
 pub fn waits(args: &WaitsArgs) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
     let asked = ListWaits { min_ms: args.min, since_s: args.since.map_or(0, |ms| ms.div_ceil(1000)) };
-    let gathered: Vec<Gathered<WaitsListed>> = observe::block_on(async {
+    let collected: Vec<Collected<WaitsListed>> = observe::block_on(async {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, &coordinators, "weir waits").await?;
-        Ok(cluster.gather(&asked, PATIENCE).await?)
+        Ok(cluster.collect(&asked, PATIENCE).await?)
     })?;
-    let (seen, silent) = sorted(gathered);
+    let (seen, silent) = sorted(collected);
     match args.cluster.json {
         true => table::json(&as_json(&seen, &silent)),
         false => print!("{}", as_text(&seen, &silent)),
@@ -34,13 +34,13 @@ pub fn waits(args: &WaitsArgs) -> Outcome<()> {
 }
 
 /// Waits that last, the longest first, then ended ones, the newest first; and processes without an answer.
-pub fn sorted(gathered: Vec<Gathered<WaitsListed>>) -> (Vec<Seen>, Vec<(String, String)>) {
+pub fn sorted(collected: Vec<Collected<WaitsListed>>) -> (Vec<Seen>, Vec<(String, String)>) {
     let (mut seen, mut silent) = (Vec::new(), Vec::new());
-    for Gathered { name, reply, .. } in gathered {
+    for Collected { name, reply, .. } in collected {
         match reply {
-            Ok(WaitsListed { now, past }) => {
+            Ok(WaitsListed { now, ended }) => {
                 let of = |wait| Seen { process: name.clone(), wait };
-                seen.extend(now.into_iter().chain(past).map(of));
+                seen.extend(now.into_iter().chain(ended).map(of));
             }
             Err(why) => silent.push((name, why)),
         }
@@ -136,18 +136,18 @@ mod tests {
 
     #[test]
     fn the_longest_wait_is_first_and_ended_ones_follow() {
-        let of = |name: &str, now, past| Gathered {
+        let of = |name: &str, now, ended| Collected {
             name: name.into(),
             role: Role::Mount,
-            reply: Ok(WaitsListed { now, past }),
+            reply: Ok(WaitsListed { now, ended }),
         };
-        let silent = Gathered { name: "c".into(), role: Role::Storage, reply: Err("no answer".into()) };
-        let gathered = vec![
+        let silent = Collected { name: "c".into(), role: Role::Storage, reply: Err("no answer".into()) };
+        let collected = vec![
             of("a", vec![wait(20_000, 0)], vec![wait(500_000, 90_000)]),
             of("b", vec![wait(4_200_000, 0)], vec![wait(300_000, 1000)]),
             silent,
         ];
-        let (seen, silent) = sorted(gathered);
+        let (seen, silent) = sorted(collected);
         let times: Vec<_> = seen.iter().map(|s| (s.process.as_str(), s.wait.lasted_us / 1000)).collect();
         assert_eq!(times, [("b", 4200), ("a", 20), ("b", 300), ("a", 500)]);
         let text = as_text(&seen, &silent);

@@ -1,9 +1,9 @@
 //! `weir why`: the reasons why a file, a process or the whole cluster waits, from the cause to the program,
 //! with the remedy.
 use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
-use super::reasons::{Finding, findings, past};
+use super::reasons::{Finding, ended_waits, findings};
 use crate::cli_watch::WhyArgs;
-use crate::commands::gather::Asker;
+use crate::commands::collect::Asker;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
@@ -56,7 +56,7 @@ pub fn why(args: &WhyArgs) -> Outcome<()> {
         Outcome::Ok((evidence, threads))
     })?;
     let found = findings(&evidence, &threads);
-    let before = if found.is_empty() { past(&evidence) } else { Vec::new() };
+    let before = if found.is_empty() { ended_waits(&evidence) } else { Vec::new() };
     match args.cluster.json {
         true => table::json(&as_json(&evidence, &found, &before)),
         false => print!("{}", as_text(&args.what, &evidence, &found, &before)),
@@ -73,16 +73,16 @@ fn file_of(evidence: &Evidence, threads: &[u32]) -> Option<FileFacts> {
     Some(FileFacts { inode: seen.wait.object_id, ..FileFacts::default() })
 }
 
-fn as_text(what: &str, evidence: &Evidence, found: &[Finding], past: &[String]) -> String {
+fn as_text(what: &str, evidence: &Evidence, found: &[Finding], ended_waits: &[String]) -> String {
     let inode = evidence.file.as_ref().map(|file| format!(" (inode {})", file.inode)).unwrap_or_default();
-    let mut out = match (found, past) {
+    let mut out = match (found, ended_waits) {
         ([], []) => {
             format!("{what}{inode}: nothing waits, and nothing has waited for a second in the last hour\n")
         }
         ([], _) => format!("{what}{inode}: nothing waits now; the longest waits of the last hour:\n"),
         _ => format!("{what}{inode}:\n"),
     };
-    past.iter().for_each(|line| out += &format!("  {line}\n"));
+    ended_waits.iter().for_each(|line| out += &format!("  {line}\n"));
     found.iter().for_each(|f| out += &format!("  {}\n", f.text));
     if let Some(first) = found.iter().find(|f| !f.action.is_empty()) {
         out += &format!("to do: {}\n", first.action);
@@ -90,9 +90,9 @@ fn as_text(what: &str, evidence: &Evidence, found: &[Finding], past: &[String]) 
     out
 }
 
-fn as_json(evidence: &Evidence, found: &[Finding], past: &[String]) -> serde_json::Value {
+fn as_json(evidence: &Evidence, found: &[Finding], ended_waits: &[String]) -> serde_json::Value {
     let chain: Vec<_> = found.iter().map(|f| json!({ "text": f.text, "action": f.action })).collect();
     let inode = evidence.file.as_ref().map(|file| file.inode);
     let action = found.iter().map(|f| f.action.as_str()).find(|action| !action.is_empty());
-    json!({ "inode": inode, "chain": chain, "to_do": action, "past": past })
+    json!({ "inode": inode, "chain": chain, "to_do": action, "past": ended_waits })
 }

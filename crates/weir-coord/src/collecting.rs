@@ -1,8 +1,8 @@
-//! Gathering: the coordinator collects reports of all processes that are connected to it, on request of a
+//! Collecting: the coordinator collects reports of all processes that are connected to it, on request of a
 //! command.
 //!
-//! Mounts and movers need no address. Invariants: a process that is silent delays a gathering by its deadline
-//! only; a process with several connections is counted once. Knows nothing of the reports' contents.
+//! Mounts and movers need no address. Invariants: a process that is silent delays a collection by its
+//! deadline only; a process with several connections is counted once. Knows nothing of the reports' contents.
 use crate::Cluster;
 use crate::shows::shown;
 use std::collections::BTreeMap;
@@ -10,30 +10,30 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weir_env::Env;
 use weir_proto::map::Role;
-use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, GATHERED_MAX, Gather, NodeAnswer, NodeReply};
+use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, COLLECTED_MAX, Collect, NodeAnswer, NodeReply};
 use weir_proto::{Error, ErrorKind, Request, Result, Wire};
 use weir_rpc::{Connection, Payload, Reply};
 
-/// The longest time that a gathering waits for a process.
+/// The longest time that a collection waits for a process.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
-/// How much longer than its deadline a gathering may take to answer.
+/// How much longer than its deadline a collection may take to answer.
 const SLACK: Duration = Duration::from_secs(3);
 
 /// Asks all processes in parallel, this one first. `peers`: in the order of their numbers, from `asked.after`
 /// on.
-pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection>) -> Result<Reply> {
+pub async fn collect(env: Env, name: String, asked: Collect, peers: Vec<Connection>) -> Result<Reply> {
     let patience = Duration::from_millis(u64::from(asked.patience_ms)).min(PATIENCE_MAX);
-    let next = if peers.len() > GATHERED_MAX { peers[GATHERED_MAX - 1].id() } else { 0 };
-    let peers = &peers[..peers.len().min(GATHERED_MAX)];
+    let next = if peers.len() > COLLECTED_MAX { peers[COLLECTED_MAX - 1].id() } else { 0 };
+    let peers = &peers[..peers.len().min(COLLECTED_MAX)];
     let mut answers = Vec::new();
     if asked.after == 0 {
         let reply = shown(&env.watch, asked.method, &asked.body);
         answers.push(answer(&name, Role::Coordinator, reply));
     }
-    let (report, mut reported) = mpsc::channel(GATHERED_MAX);
+    let (report, mut reported) = mpsc::channel(COLLECTED_MAX);
     for peer in peers {
         let (report, peer, asked) = (report.clone(), peer.clone(), asked.clone());
-        env.tasks.spawn("gather", async move {
+        env.tasks.spawn("collect", async move {
             let reply = peer.call_encoded(asked.method, &asked.body, Payload::default(), patience).await;
             let reply = reply.and_then(|answered| NodeReply::from_bytes(&answered.reply));
             let reply = reply.map_err(|e| match e.kind {
@@ -50,7 +50,7 @@ pub async fn gather(env: Env, name: String, asked: Gather, peers: Vec<Connection
     }
     answers.sort_by(|a, b| (a.role, &a.name, a.process).cmp(&(b.role, &b.name, b.process)));
     let payload = Answers { answers }.to_bytes();
-    Ok(Reply::with_payload(&weir_proto::watch::Gathered { next }, bytes::Bytes::from(payload)))
+    Ok(Reply::with_payload(&weir_proto::watch::Collected { next }, bytes::Bytes::from(payload)))
 }
 
 fn answer(name: &str, role: Role, reply: Result<NodeReply>) -> NodeAnswer {
@@ -75,7 +75,7 @@ fn answer(name: &str, role: Role, reply: Result<NodeReply>) -> NodeAnswer {
 
 /// A process's answer, or why there is none.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Gathered<T> {
+pub struct Collected<T> {
     pub name: String,
     pub role: Role,
     pub reply: std::result::Result<T, String>,
@@ -83,16 +83,16 @@ pub struct Gathered<T> {
 
 impl Cluster {
     /// Asks all processes that are connected to the coordinator, each for at most `patience`.
-    pub async fn gather<R: Request<Reply = NodeReply>, T: Wire>(
+    pub async fn collect<R: Request<Reply = NodeReply>, T: Wire>(
         &self,
         request: &R,
         patience: Duration,
-    ) -> Result<Vec<Gathered<T>>> {
+    ) -> Result<Vec<Collected<T>>> {
         let mut after = 0;
-        let mut by_process: BTreeMap<u64, Gathered<T>> = BTreeMap::new();
+        let mut by_process: BTreeMap<u64, Collected<T>> = BTreeMap::new();
         let mut silent = Vec::new();
         loop {
-            let asked = Gather {
+            let asked = Collect {
                 method: R::METHOD,
                 body: request.to_bytes().into(),
                 after,
@@ -106,8 +106,8 @@ impl Cluster {
                     false => Err(failure),
                 };
                 match reply.is_ok() {
-                    true => drop(by_process.insert(process, Gathered { name, role, reply })),
-                    false => silent.push(Gathered { name, role, reply }),
+                    true => drop(by_process.insert(process, Collected { name, role, reply })),
+                    false => silent.push(Collected { name, role, reply }),
                 }
             }
             after = page.next;
@@ -115,7 +115,7 @@ impl Cluster {
                 break;
             }
         }
-        let mut all: Vec<Gathered<T>> = by_process.into_values().chain(silent).collect();
+        let mut all: Vec<Collected<T>> = by_process.into_values().chain(silent).collect();
         all.sort_by(|a, b| (a.role, &a.name).cmp(&(b.role, &b.name)));
         Ok(all)
     }

@@ -1,8 +1,8 @@
-//! Claim: the coordinator gathers what every connected process shows, and a silent one delays that by its
+//! Claim: the coordinator collects what every connected process shows, and a silent one delays that by its
 //! deadline only.
 use std::path::Path;
 use std::time::Duration;
-use weir_coord::{Cluster, CoordConfig, Coordinator, Gathered, Observer};
+use weir_coord::{Cluster, Collected, CoordConfig, Coordinator, Observer};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
 use weir_proto::map::Role;
@@ -24,7 +24,7 @@ async fn observe(env: &Env, addr: &Addr, name: &str, role: Role) -> Cluster {
     Cluster::observe(env, who, Duration::from_secs(20)).await.unwrap()
 }
 
-fn of<'a, T>(all: &'a [Gathered<T>], name: &str) -> &'a T {
+fn of<'a, T>(all: &'a [Collected<T>], name: &str) -> &'a T {
     let found = all.iter().find(|g| g.name == name).unwrap_or_else(|| panic!("{name} is missing"));
     found.reply.as_ref().unwrap()
 }
@@ -61,35 +61,35 @@ fn all_processes_are_asked_and_a_silent_one_is_named() {
             storage.watch.sample();
         }
 
-        let meters: Vec<Gathered<Meters>> = console.gather(&GetMeters {}, PATIENCE).await.unwrap();
+        let meters: Vec<Collected<Meters>> = console.collect(&GetMeters {}, PATIENCE).await.unwrap();
         let names: Vec<&str> = meters.iter().map(|g| g.name.as_str()).collect();
         assert_eq!(names, ["coordinator", "s1", "m1:/data"], "each once, and no console");
         let counted = of(&meters, "s1").meters.iter().find(|m| m.name == "weir_example_total").unwrap();
         assert_eq!((counted.label_value.as_str(), counted.value), ("t1", 7));
         assert!(of(&meters, "coordinator").meters.iter().any(|m| m.name == "weir_rpc_seconds"));
 
-        let tops: Vec<Gathered<Top>> = console.gather(&GetTop { seconds: 10 }, PATIENCE).await.unwrap();
+        let tops: Vec<Collected<Top>> = console.collect(&GetTop { seconds: 10 }, PATIENCE).await.unwrap();
         let row = &of(&tops, "m1:/data").rows[0];
         assert_eq!((row.volume, row.uid, row.job.as_str(), row.bytes), (3, 1000, "4711", 512));
 
-        let waits: Vec<Gathered<WaitsListed>> =
-            console.gather(&ListWaits { min_ms: 10, since_s: 0 }, PATIENCE).await.unwrap();
+        let waits: Vec<Collected<WaitsListed>> =
+            console.collect(&ListWaits { min_ms: 10, since_s: 0 }, PATIENCE).await.unwrap();
         let seen = of(&waits, "m1:/data").now.iter().find(|w| w.reason == "lock").unwrap();
         assert_eq!((seen.object_id, seen.holder.as_str(), seen.pid), (7, "m2:/data", 42));
         assert!(seen.lasted_us >= 3_000_000, "{seen:?}");
         drop(wait);
         let asked = ListWaits { min_ms: 10, since_s: 60 };
-        let waits: Vec<Gathered<WaitsListed>> = console.gather(&asked, PATIENCE).await.unwrap();
-        assert!(of(&waits, "m1:/data").past.iter().any(|w| w.reason == "lock" && w.ended_ms > 0));
+        let waits: Vec<Collected<WaitsListed>> = console.collect(&asked, PATIENCE).await.unwrap();
+        assert!(of(&waits, "m1:/data").ended.iter().any(|w| w.reason == "lock" && w.ended_ms > 0));
 
         let asked = GetHistory { name: "weir_example_total".into(), by_minute: false, points: 2 };
-        let series: Vec<Gathered<SeriesRead>> = console.gather(&asked, PATIENCE).await.unwrap();
+        let series: Vec<Collected<SeriesRead>> = console.collect(&asked, PATIENCE).await.unwrap();
         let points: Vec<f32> = of(&series, "s1").points.iter().map(|bits| f32::from_bits(*bits)).collect();
         assert_eq!(points, [0.0, 0.0], "nothing was counted meanwhile");
 
         world.pause("s1");
         let begun = env.clock.now();
-        let meters: Vec<Gathered<Meters>> = console.gather(&GetMeters {}, PATIENCE).await.unwrap();
+        let meters: Vec<Collected<Meters>> = console.collect(&GetMeters {}, PATIENCE).await.unwrap();
         let took = env.clock.now().since(begun);
         assert!(took >= PATIENCE && took < PATIENCE * 2, "{took:?}");
         let silent = meters.iter().find(|g| g.name == "s1").unwrap();
