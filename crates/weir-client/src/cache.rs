@@ -202,7 +202,7 @@ mod tests {
     const INO: InodeId = InodeId(9);
 
     #[test]
-    fn the_budget_is_kept_by_dropping_what_is_unused() {
+    fn the_budget_is_kept_by_dropping_unused_chunks() {
         let budget = Budget::new(100);
         let mut cache = Cache::default();
         for i in 0..10 {
@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn holds_what_was_put_first_and_nothing_removed(
+        fn the_cache_holds_first_insertions_and_no_removed_bytes(
             steps in prop::collection::vec((any::<bool>(), 0u64..200, 1u64..40, any::<u8>()), 1..60)
         ) {
             let budget = Budget::new(1 << 20);

@@ -64,7 +64,7 @@ mod tests {
     proptest! {
         /// No written byte is ever missing, and the list stays short.
         #[test]
-        fn names_at_least_what_was_written(
+        fn the_list_names_every_written_byte(
             writes in proptest::collection::vec((0u64..10_000, 1u64..50), 1..300), size in 0u64..10_000,
         ) {
             let mut changed = Changed::default();

@@ -96,7 +96,7 @@ impl Inner {
         // noticed.
         self.refresh(inode).await?;
         // This client may have evicted the range since the last check.
-        self.bring_back(inode, offset, end).await?;
+        self.recall(inode, offset, end).await?;
         let grows_over = {
             let st = inode.lock();
             st.has_old_tail() && end > st.committed_size()

@@ -177,7 +177,7 @@ mod tests {
     type Case<'a> = (&'a dyn Fn(&mut State), Option<(u64, u64)>);
 
     #[test]
-    fn only_what_nothing_is_done_to_is_evicted() {
+    fn only_quiet_parts_of_a_file_are_evicted() {
         let writing = |edit: &dyn Fn(&mut State)| {
             let inode = Inode::new(InodeId(7), 0);
             let mut st = inode.lock();

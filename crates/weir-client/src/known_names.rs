@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_a_recall_crossed_is_not_believed() {
+    fn an_answer_crossed_by_a_revoke_is_dropped() {
         let mut names = Names::default();
         names.begin_change(&name("a"));
         names.revoked();

@@ -223,7 +223,7 @@ impl Inner {
         let Local { mut assembly, layout, data_change, keep, size, seen, .. } = local;
         if let Some((from, to)) =
             assembly.missing.first().zip(assembly.missing.last()).map(|(a, b)| (a.0, b.1))
-            && self.bring_back(inode, from, to).await?
+            && self.recall(inode, from, to).await?
         {
             return Ok(Read::CameBack);
         }

@@ -114,7 +114,7 @@ impl Inner {
     }
 
     /// Returns when no part of `from..to` is offline. False: none was. May be abandoned at any time.
-    pub async fn bring_back(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
+    pub async fn recall(&self, inode: &Inode, from: u64, to: u64) -> Result<bool> {
         let mut waited = false;
         let mut at = from;
         while at == from || at < to {
@@ -272,10 +272,10 @@ impl Inner {
         file.is_some_and(|f| f.inode.lock().attr.as_ref().is_some_and(|a| a.evicted > 0))
     }
 
-    pub async fn bring_back_for(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
+    pub async fn recall_for(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
         let file = self.handle(handle)?;
         let from = offset.unwrap_or_else(|| file.inode.lock().size());
-        self.bring_back(&file.inode, from, from.saturating_add(len as u64)).await.map(|_| ())
+        self.recall(&file.inode, from, from.saturating_add(len as u64)).await.map(|_| ())
     }
 
     /// Waits until all of a file is online.
@@ -283,7 +283,7 @@ impl Inner {
         let inode = self.inode(ino);
         self.refresh(&inode).await?;
         self.want_recall(ino, 0, u64::MAX).await?;
-        self.bring_back(&inode, 0, u64::MAX).await.map(|_| ())
+        self.recall(&inode, 0, u64::MAX).await.map(|_| ())
     }
 
     pub async fn pin(&self, cred: &Cred, ino: InodeId, pinned: bool) -> Result<()> {

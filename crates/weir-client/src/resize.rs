@@ -233,7 +233,7 @@ impl Inner {
             self.leave_inode_with_token(inode).await?;
         }
         let _one = loop {
-            self.bring_back(inode, offset, end).await?;
+            self.recall(inode, offset, end).await?;
             let one = inode.flushing.lock().await;
             let st = inode.lock();
             // Without the lease no client evicts a file that is open for writing.

@@ -262,14 +262,14 @@ impl Inner {
         if !is_ours && !self.gets_write(inode).await? {
             // No client evicts a file that is open for writing: bytes that are online now stay.
             let from = offset.unwrap_or_else(|| inode.lock().committed_size());
-            self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
+            self.recall(inode, from, from.saturating_add(len as u64)).await?;
             if len > 0 {
                 self.copy_up(inode, from, from.saturating_add(len as u64)).await?;
             }
             return Ok(Way::Direct);
         }
         let from = offset.unwrap_or_else(|| inode.lock().size());
-        self.bring_back(inode, from, from.saturating_add(len as u64)).await?;
+        self.recall(inode, from, from.saturating_add(len as u64)).await?;
         if len > 0 {
             self.copy_up(inode, from, from.saturating_add(len as u64)).await?;
         }

@@ -70,7 +70,7 @@ mod tests {
     use weir_proto::map::Role;
 
     #[test]
-    fn a_cut_link_is_listed_until_it_is_mended_or_not_spoken_of() {
+    fn a_cut_link_is_listed_until_it_works_or_reports_end() {
         let at = |ms: u64| Instant(ms * 1_000_000);
         let from = |name: &str| Hello {
             version_min: 1,

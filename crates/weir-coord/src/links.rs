@@ -340,7 +340,7 @@ async fn follow(of: Weak<Shared>, node: NodeId, target: TargetId) {
                 && ping(&link, target, REPORT_PATIENCE).await.is_ok();
         let cut_ms = if is_over { 0 } else { (clock.now().since(cut.since).as_millis() as u64).max(1) };
         if is_over {
-            shared.links.mend(node);
+            shared.links.clear(node);
             tracing::info!("{target} is reached directly again");
         }
         shared.report_link(&ReportLink { node, cut_ms, why: cut.why }).await;

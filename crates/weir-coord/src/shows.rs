@@ -115,7 +115,7 @@ fn waits(watch: &Watch, asked: &ListWaits) -> WaitsListed {
     let since = now.saturating_sub(u64::from(asked.since_s) * 1000 * MS_NS);
     let ended = match asked.since_s {
         0 => Vec::new(),
-        _ => watch.waits.ended(since, min_ns.max(KEPT_NS)),
+        _ => watch.waits.list_ended(since, min_ns.max(KEPT_NS)),
     };
     let ago = |ended_ns: u64| (now.saturating_sub(ended_ns) / MS_NS).max(1);
     let ended = ended.iter().take(ROWS_MAX - listed.len());

@@ -414,7 +414,7 @@ async fn joins(lab: &Lab, name: &str, level: u16) -> Result<(Connection, Joined)
 }
 
 #[test]
-fn an_upgrade_is_finished_when_everybody_knows_the_new_level() {
+fn an_upgrade_is_finished_when_all_nodes_know_the_new_level() {
     let lab = Lab::new(21);
     lab.world.run(async {
         drop(lab.coordinator().await);
@@ -694,7 +694,7 @@ fn live_through_faults(seed: u64) {
 }
 
 #[test]
-fn maps_and_epochs_never_go_back_whatever_fails() {
+fn maps_and_epochs_never_go_back_after_failures() {
     for seed in 0..40 {
         let lived = std::panic::catch_unwind(|| live_through_faults(seed));
         assert!(lived.is_ok(), "seed {seed} failed: see above");

@@ -192,7 +192,7 @@ fn run(seed: u64) -> (usize, u64) {
 }
 
 #[test]
-fn whatever_ends_an_acknowledged_change_stays() {
+fn an_acknowledged_change_survives_any_failure() {
     let (mut changes, mut statuses) = (0, 0);
     for seed in 0..SEEDS {
         let (acknowledged, shown) = run(seed);

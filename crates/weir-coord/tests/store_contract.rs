@@ -30,7 +30,7 @@ fn embedded_ends_leases_in_time() {
 }
 
 #[tokio::test]
-async fn embedded_keeps_what_was_written_and_lets_nobody_else_in() {
+async fn embedded_keeps_its_data_and_locks_others_out() {
     let (env, dir) = (weir_env::real::env(), tempfile::tempdir().unwrap());
     let store = Embedded::open(env.clone(), dir.path()).unwrap();
     let revision = store.put("map", b"kept".to_vec(), None).await.unwrap();

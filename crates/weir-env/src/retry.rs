@@ -26,7 +26,7 @@ impl Retry {
         self.deadline.since(self.clock.now()) > self.pause
     }
     /// Progress was made: the next pause is the first one again.
-    pub fn begin_anew(&mut self) {
+    pub fn restart(&mut self) {
         self.pause = self.backoff.first;
     }
     /// The pause before the next attempt, for a caller that waits for another event meanwhile.
@@ -60,7 +60,7 @@ mod tests {
                 pauses.push(clock.now().since(begun));
             }
             assert_eq!(pauses, [ms(10), ms(20), ms(40)]);
-            retry.begin_anew();
+            retry.restart();
             assert!(retry.has_time() && retry.next_pause() == ms(10), "30 ms are left");
             assert_eq!(retry.next_pause(), ms(20));
         });

@@ -57,7 +57,7 @@ contract!(
     disk_locks_are_exclusive,
     disk_space_counts,
     disk_write_atomic_replaces,
-    net_connect_to_nobody_is_refused,
+    net_connect_without_a_listener_is_refused,
     net_echo_over_each_address,
     net_half_close,
     net_big_transfer_keeps_order,
@@ -71,7 +71,7 @@ contract!(
     rng_differs,
     tasks_abort_ends_a_task,
     tasks_blocking_returns_its_result,
-    tasks_blocking_runs_on_when_nobody_waits,
+    tasks_blocking_runs_on_without_a_waiter,
     a_lane_runs_each_task_once,
 );
 
@@ -279,7 +279,7 @@ fn addresses(dir: &Path) -> Vec<Addr> {
         .into()
 }
 
-async fn net_connect_to_nobody_is_refused(env: Env, dir: PathBuf) {
+async fn net_connect_without_a_listener_is_refused(env: Env, dir: PathBuf) {
     let listener = env.net.listen(&addresses(&dir)[0]).await.unwrap();
     let addr = listener.local_addr();
     drop(listener);
@@ -488,7 +488,7 @@ async fn a_lane_runs_each_task_once(env: Env, _: PathBuf) {
     assert_eq!(done, (0..20).collect::<Vec<_>>());
 }
 
-async fn tasks_blocking_runs_on_when_nobody_waits(env: Env, _: PathBuf) {
+async fn tasks_blocking_runs_on_without_a_waiter(env: Env, _: PathBuf) {
     let ran = Arc::new(AtomicU32::new(0));
     let (tx, rx) = tokio::sync::oneshot::channel();
     let (ran2, env2) = (ran.clone(), env.clone());

@@ -22,7 +22,7 @@ impl FromHome {
     }
 
     /// Returns when `len` bytes from `offset` (`None`: the end of the file) on are online.
-    pub async fn bring(
+    pub async fn recall(
         &self,
         file: Handle,
         offset: Option<u64>,
@@ -31,7 +31,7 @@ impl FromHome {
         if !self.client.may_wait_for_home(file) {
             return Ok(());
         }
-        self.unless_interrupted(self.client.bring_back(file, offset, len)).await
+        self.unless_interrupted(self.client.recall(file, offset, len)).await
     }
 
     /// The end of a wait, or `EINTR`.

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_need_not_wait_ends_on_the_thread_that_brought_it() {
+    fn work_without_a_wait_ends_on_its_own_thread() {
         let runtime = runtime();
         let (tx, rx) = std::sync::mpsc::channel();
         PendingRequest::begin(runtime.handle(), async move { tx.send(std::thread::current().id()).unwrap() });
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn work_goes_on_when_it_is_woken_however_often_and_whenever() {
+    fn work_continues_after_any_number_of_wakes() {
         let runtime = runtime();
         for n in 0..200_u64 {
             let (first, waits) = oneshot::channel();

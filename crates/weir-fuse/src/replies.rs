@@ -104,7 +104,7 @@ pub fn reply_entry(named: &Named, reply: ReplyEntry, result: Result<Stat>) {
         Err(e) => reply.error(refused(&e)),
     }
 }
-pub fn reply_looked_up(named: &Named, reply: ReplyEntry, result: Result<Option<Stat>>) {
+pub fn reply_lookup(named: &Named, reply: ReplyEntry, result: Result<Option<Stat>>) {
     match result {
         Ok(Some(stat)) => reply_entry(named, reply, Ok(stat)),
         Ok(None) => match named.ttl(None) {

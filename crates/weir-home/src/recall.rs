@@ -129,7 +129,7 @@ impl<'a> Source<'a> {
 }
 
 /// Recalls a range; it is in the volume when this returns, but not reported yet.
-pub async fn bring(
+pub async fn transfer(
     client: &Client,
     home: &dyn Home,
     place: &HomePlace,

@@ -162,7 +162,7 @@ impl Core {
             let mut txn = Body::new(&state);
             let done = body(&mut txn);
             let done = done.and_then(|()| txn.finish());
-            self.mend_if_lost(&state);
+            self.repair_if_lost(&state);
             (done?, state.seq)
         };
         if changes.is_empty() {
@@ -274,7 +274,7 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn mend_if_lost(&self, state: &State) {
+    pub(crate) fn repair_if_lost(&self, state: &State) {
         if state.is_lost() {
             self.wake_folder.notify_one();
         }

@@ -18,8 +18,8 @@ use weir_proto::{Error, ErrorKind, Result};
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 /// For this long a tree that cannot be read is reopened repeatedly; then the store fails.
-const MEND_PATIENCE: Duration = Duration::from_secs(30);
-const MEND_PAUSE: Duration = Duration::from_millis(100);
+const REPAIR_PATIENCE: Duration = Duration::from_secs(30);
+const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
 /// A store in a directory. Dropping it is like a kill: call [`Kv::checkpoint`] first for a fast open next
 /// time.
@@ -71,7 +71,7 @@ impl Kv for Engine {
         self.core.journal.check()?;
         let state = self.core.state();
         let done = body(&*state);
-        self.core.mend_if_lost(&state);
+        self.core.repair_if_lost(&state);
         done.map(|()| state.seq)
     }
 
@@ -156,15 +156,16 @@ async fn fold_always(core: Arc<Core>) {
             return;
         }
         let worker = core.clone();
-        if let Err(error) = core.env.tasks.blocking(move || worker.mend()).await {
+        if let Err(error) = core.env.tasks.blocking(move || worker.repair()).await {
             let now = core.env.clock.now();
-            if error.kind == ErrorKind::Damaged || now.since(*lost_since.get_or_insert(now)) >= MEND_PATIENCE
+            if error.kind == ErrorKind::Damaged
+                || now.since(*lost_since.get_or_insert(now)) >= REPAIR_PATIENCE
             {
                 core.journal.fail(error);
                 return;
             }
             tracing::warn!(%error, "the state tree cannot be read now");
-            core.env.clock.sleep(MEND_PAUSE).await;
+            core.env.clock.sleep(REPAIR_PAUSE).await;
             core.wake_folder.notify_one();
             continue;
         }
@@ -176,7 +177,7 @@ async fn fold_always(core: Arc<Core>) {
             // Retried when the next segment is full; until then nothing is lost or refused.
             tracing::warn!(%error, "the journal cannot be folded now");
             if core.state().is_lost() {
-                core.env.clock.sleep(MEND_PAUSE).await;
+                core.env.clock.sleep(REPAIR_PAUSE).await;
                 core.wake_folder.notify_one();
             }
         }

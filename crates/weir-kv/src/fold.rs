@@ -75,7 +75,7 @@ impl Core {
     }
 
     /// After a failed read. Writes made meanwhile are in the journal.
-    pub(crate) fn mend(&self) -> Result<()> {
+    pub(crate) fn repair(&self) -> Result<()> {
         let mut tree = lock(&self.tree);
         match &*tree {
             Some(tree) if !tree.is_lost() => Ok(()),

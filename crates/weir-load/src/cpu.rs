@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_whatever_the_program_is_called() {
+    fn fields_are_found_for_any_program_name() {
         let stat = "17 (a) b (c) S 1 17 17 0 -1 4194560 100 0 0 0 120 34 5 6 20 0 1 0 99 1 2";
         assert_eq!(times(stat), Used { user: 120, kernel: 34 });
         assert_eq!(times("17"), Used::default());

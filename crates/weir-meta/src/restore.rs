@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_of_before_are_nobodys() {
+    fn earlier_sessions_belong_to_no_client() {
         let session = |n: u64| SessionId((5 << 32) | n);
         let moved = |key: Vec<u8>| restored(key, vec![1]).unwrap().unwrap().0;
         assert_eq!(moved(keys::session(session(9)).to_vec()), keys::session(session(9 + SESSIONS_AHEAD)));

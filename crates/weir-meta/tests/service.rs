@@ -694,7 +694,7 @@ fn growth_under_an_append_token_revokes_read_leases() {
 /// Who truncates a file by its name has it not open; another that writes it takes the right to write while
 /// the token lasts.
 #[test]
-fn an_append_token_allows_a_commit_whoever_gets_the_lease() {
+fn an_append_token_allows_a_commit_under_any_lease() {
     simulate(34, async |world| {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);

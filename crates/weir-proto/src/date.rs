@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn people_mean_the_end_of_what_they_name() {
+    fn a_named_day_means_its_end() {
         let at = |text: &str| Date::parse_until(text).unwrap().to_string();
         assert_eq!(at("2026-11-22"), "2026-11-22T23:59:59Z");
         assert_eq!(at("2026-11-22 03:00"), "2026-11-22T03:00:59Z");

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_nobody_could_follow_is_refused() {
+    fn a_rule_that_cannot_be_followed_is_refused() {
         let plain = HomeRule::plain;
         let user = |name: &str| HomeRule { run_as: Some(name.into()), ..plain("file:///a") };
         let keys = |file: &str, place: &str| HomeRule { credentials: Some(file.into()), ..plain(place) };
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_place_is_found_however_it_is_written() {
+    fn all_spellings_of_a_place_are_equal() {
         for (one, other) in [("file:///a/b", "file:///a//b/"), ("weir://H:1/x", "weir://h:1/x/")] {
             assert!(is_same_place(one, other), "{one} {other}");
         }

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_what_was_written_goes() {
+    fn without_parts_every_written_range_is_due() {
         let due = as_written(&ranges(&[(3, 5, 7), (9, 20, 4), (30, 40, 5)]), 12);
         assert_eq!(due, Due { parts: vec![part(3, 5, 7), part(9, 12, 4)], complete: true });
     }

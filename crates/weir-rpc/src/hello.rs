@@ -401,7 +401,7 @@ mod tests {
     use weir_proto::methods;
 
     #[test]
-    fn a_user_of_the_machine_is_that_user_whatever_it_claims() {
+    fn a_user_of_the_machine_cannot_claim_another_id() {
         for role in Role::ALL {
             let name = "n".to_owned();
             let claimed = Hello {

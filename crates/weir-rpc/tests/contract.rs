@@ -269,7 +269,7 @@ async fn a_service_that_panics_fails_the_call_only() {
 
 /// In the simulator, whose links are as slow as one likes.
 #[test]
-fn a_dial_goes_on_when_nobody_waits_for_it() {
+fn a_dial_continues_without_a_waiter() {
     let world = weir_env::sim::World::new(7, Default::default());
     world.run(async {
         let (near, far) = (world.node("near"), world.node("far"));
@@ -347,7 +347,7 @@ fn why_it_is_late_is_reported_in_time() {
 
 /// In the simulator, where nodes are moved at will.
 #[test]
-fn a_channel_follows_its_node_and_takes_nobody_else_for_it() {
+fn a_channel_follows_its_node_and_accepts_no_other() {
     let world = weir_env::sim::World::new(10, Default::default());
     world.run(async {
         let near = world.node("near");

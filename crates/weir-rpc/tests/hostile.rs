@@ -132,7 +132,7 @@ fn a_hello_that_does_not_come_is_not_waited_for() {
 }
 
 #[test]
-fn silent_strangers_shut_nobody_out() {
+fn silent_strangers_lock_no_client_out() {
     with_server(|_, env| async move {
         let mut silent = Vec::new();
         for _ in 0..1000 {

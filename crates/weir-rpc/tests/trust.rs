@@ -164,7 +164,7 @@ async fn a_payload_that_was_changed_ends_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_encryption_hides_what_is_said() {
+async fn only_encryption_hides_the_content() {
     for (policy, is_hidden) in [(Policy::default(), false), (encrypting(), true)] {
         with_relay(policy, |_, relay, client, _| async move {
             let secret = "nobody else may read this";

@@ -71,7 +71,7 @@ impl ClientStates {
         Who { client: me, life: client_state.life, cuts: client_state.cuts - u64::from(is_cut) }
     }
     /// The identity of no client: for readers that change nothing.
-    pub fn nobody() -> Who {
+    pub fn no_client() -> Who {
         Who { client: usize::MAX, life: 0, cuts: 0 }
     }
     /// How often any client was cut off, or died.
@@ -146,7 +146,7 @@ impl ClientStates {
         (state.is_broken, state.broken_until) = (is_broken, until);
     }
     /// Also for a client that is never cut off.
-    pub fn excuses_anybody(&self) -> bool {
+    pub fn excuses_any(&self) -> bool {
         let state = self.state();
         state.is_broken || self.world.now() < state.broken_until
     }

@@ -129,12 +129,12 @@ impl Clones {
             if let Err(e) = done.await
                 && !(e.kind == ErrorKind::NoSpace && self.work.context.client_states.is_full())
             {
-                self.work.context.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
+                self.work.context.complain_of_none(format!("operation {}: {operation}", under_way.op), &e);
             }
         }
         for (client, name) in clients.into_iter().zip(CLIENTS).filter_map(|(c, name)| Some((c?, name))) {
             if let Err(e) = client.shutdown().await {
-                self.work.context.complain_of_nobody(format!("{name:?} leaves"), &e);
+                self.work.context.complain_of_none(format!("{name:?} leaves"), &e);
             }
         }
     }
@@ -239,7 +239,7 @@ impl Clones {
                 if !std::mem::take(in_doubt) {
                     model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));
                 }
-                model.settle(ClientStates::nobody(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
+                model.settle(ClientStates::no_client(), &got, None).unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             expected => {
                 if let Expected::Small(old) = expected {

@@ -127,9 +127,9 @@ impl Context {
     }
 
     /// An error of an operation without a client: only too many dead targets excuse it.
-    pub fn complain_of_nobody(&self, what: String, e: &Error) {
+    pub fn complain_of_none(&self, what: String, e: &Error) {
         self.world.trace(&format!("{what} failed: {e}"));
-        if self.client_states.excuses_anybody() {
+        if self.client_states.excuses_any() {
             self.found().excused += 1;
             return;
         }

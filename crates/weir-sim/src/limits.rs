@@ -184,7 +184,7 @@ impl Limits {
                 let what = format!("operation {}: {operation}", under_way.op);
                 match waits && context.client_states.all_cuts() >= cuts + CUTS_IN_A_ROW {
                     true => context.complain(0, true, what, &e),
-                    false => context.complain_of_nobody(what, &e),
+                    false => context.complain_of_none(what, &e),
                 }
             }
             drop(under_way);
@@ -194,7 +194,7 @@ impl Limits {
         if let Some(client) = client
             && let Err(e) = client.shutdown().await
         {
-            context.complain_of_nobody("who changes limits leaves".into(), &e);
+            context.complain_of_none("who changes limits leaves".into(), &e);
         }
     }
 

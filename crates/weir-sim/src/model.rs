@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_the_same_however_they_are_asked_for_and_never_zero() {
+    fn pattern_bytes_depend_on_their_place_only_and_are_not_zero() {
         let mut seen = std::collections::BTreeSet::new();
         for (op, offset, len) in
             [(1, 0, 4000), (1, 3, 100), (7, 8, 8), (7, 13, 1), (9, 15, 0), (9, 65_530, 700)]

@@ -47,7 +47,7 @@ impl SharedFile {
             let me = self.owner(record * self.record_bytes as u64);
             let in_doubt = is_doubtful(&self.model(me));
             if in_doubt {
-                self.import(me, ClientStates::nobody(), got)?;
+                self.import(me, ClientStates::no_client(), got)?;
             }
             whole.take(&self.model(me), record * self.record_bytes as u64, self.record_bytes);
         }

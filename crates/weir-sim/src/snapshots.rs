@@ -105,13 +105,13 @@ impl Snapshots {
                 }
             };
             if let Err(e) = done.await {
-                self.work.context.complain_of_nobody(format!("operation {}: {operation}", under_way.op), &e);
+                self.work.context.complain_of_none(format!("operation {}: {operation}", under_way.op), &e);
             }
         }
         if let Some(client) = client
             && let Err(e) = client.shutdown().await
         {
-            self.work.context.complain_of_nobody("whoever keeps snapshots leaves".to_owned(), &e);
+            self.work.context.complain_of_none("whoever keeps snapshots leaves".to_owned(), &e);
         }
     }
 
@@ -181,7 +181,7 @@ impl Snapshots {
             let Some(got) = self.read(client, taken.number, file.ino).await? else { continue };
             if std::mem::take(&mut file.in_doubt) {
                 file.model
-                    .settle(ClientStates::nobody(), &got, None)
+                    .settle(ClientStates::no_client(), &got, None)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -91,7 +91,7 @@ impl Trash {
             };
             if context.is_doubtful(&file.model) {
                 file.model
-                    .settle(ClientStates::nobody(), &got, None)
+                    .settle(ClientStates::no_client(), &got, None)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -263,9 +263,9 @@ impl SharedTree {
     /// Checks the tree as seen by `client`, which has nothing cached.
     pub async fn verify(&self, context: &Context, client: &Client, when: &str) -> Result<(), Error> {
         let mut state = self.state.lock().await;
-        let (nobody, rng) =
-            (crate::client_states::ClientStates::nobody(), context.world.rng("verify the tree"));
-        let turn = TreeTurn { context, client, me: nobody, rng: &rng, op: 0 };
+        let (no_client, rng) =
+            (crate::client_states::ClientStates::no_client(), context.world.rng("verify the tree"));
+        let turn = TreeTurn { context, client, me: no_client, rng: &rng, op: 0 };
         turn.settle(&mut state).await.map_err(|e| e.doing(when))?;
         let attrs = turn.compare(&state, when).await.map_err(|e| e.doing(when))?;
         for ino in state.contents.keys() {

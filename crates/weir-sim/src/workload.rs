@@ -357,7 +357,7 @@ impl Workload {
             assert_eq!(stat.attr.size, got.len() as u64, "{what}: size");
             if self.context.is_doubtful(&file.model) {
                 file.model
-                    .settle(ClientStates::nobody(), &got, None)
+                    .settle(ClientStates::no_client(), &got, None)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
             }
             file.model.check(0, got.len() + 1, &got).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -357,7 +357,7 @@ impl StorageNode {
     }
 
     /// Verifies cells that are suspected of damage, and rebuilds the damaged ones.
-    pub(crate) async fn mend(&self, target: &Arc<Target>) -> Result<()> {
+    pub(crate) async fn repair_damaged(&self, target: &Arc<Target>) -> Result<()> {
         for cell in target.take_suspects() {
             if let Some(acting) = self.acting_for(target, cell)? {
                 let (checked, scope) = (target.clone(), acting.scope);

@@ -36,7 +36,7 @@ impl StorageNode {
         let mut settled: Option<Instant> = None;
         loop {
             let now = self.env.clock.now();
-            let every = if self.has_somebody_behind() { SETTLE_WHILE_BEHIND } else { SETTLE_EVERY };
+            let every = if self.has_member_behind() { SETTLE_WHILE_BEHIND } else { SETTLE_EVERY };
             let settle = settled.is_none_or(|at| now.since(at) >= every);
             if settle {
                 settled = Some(now);
@@ -52,7 +52,7 @@ impl StorageNode {
     }
 
     /// Whether a member of one of this node's groups is behind.
-    fn has_somebody_behind(&self) -> bool {
+    fn has_member_behind(&self) -> bool {
         let map = self.peers.map();
         let mine = |g: &&Group| g.members.iter().any(|m| self.targets.contains_key(&m.target));
         map.groups.iter().filter(mine).any(|g| is_settled_by_all(g, map.level))
@@ -96,8 +96,8 @@ impl StorageNode {
         if let Err(e) = self.drop_handed_over(target).await {
             log("drop cells of groups that other targets have now", e);
         }
-        if let Err(e) = self.mend(target).await {
-            log("mend", e);
+        if let Err(e) = self.repair_damaged(target).await {
+            log("repair damaged fragments", e);
         }
         let sealed = self.seal_round(target, &SealLimits::DEFAULT).await.unwrap_or_else(|e| {
             log("seal", e);

@@ -98,7 +98,7 @@ async fn a_dead_sequencers_overlay_is_everywhere_or_nowhere() {
         model.0[1] = world.decode(0, 1, &[1]).await;
         let without_first = world.decode(0, 1, &[1, 4]).await;
         assert!(without_first == model.0[1], "without {silent:?}: two keepers differ");
-        world.bring_back(TargetId(1)).await;
+        world.restart_target(TargetId(1)).await;
         world.rounds(0..6).await;
         world.check(0, &model.0, "after its return").await;
         model.overlay(&world, 0, 1, 9000, &bytes_of(3, 700)).await;
@@ -120,7 +120,7 @@ async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     world.seal(cell(0, 0).file).await.unwrap();
     for parity in [4, 5] {
         world.lose(TargetId(parity)).await;
-        world.bring_back(TargetId(parity)).await;
+        world.restart_target(TargetId(parity)).await;
         world.rounds(0..6).await;
         let bytes = bytes_of(3, 700);
         let write = world.overlay(cell(0, 1), 3000, &bytes);
@@ -200,7 +200,7 @@ async fn a_parity_that_went_back_numbers_after_the_other_one() {
     world.rounds(0..6).await;
     let decoded = world.decode(0, 1, &[1, 4]).await;
     assert!(decoded == model.0[1] && world.decode(0, 1, &[1, 5]).await == decoded);
-    world.bring_back(TargetId(1)).await;
+    world.restart_target(TargetId(1)).await;
     world.rounds(0..6).await;
     world.check(0, &model.0, "after its return").await;
 }

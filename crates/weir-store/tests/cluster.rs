@@ -136,7 +136,7 @@ fn mirror_of(place: Place, cell: CellId, bytes: &[u8]) -> MirrorOverlay {
 /// What a keeper has got by agreement may have been read: whoever sends it late, after a fence, hears that it
 /// is there.
 #[tokio::test]
-async fn an_overlay_that_is_there_is_not_refused_for_a_fence_of_later() {
+async fn an_existing_overlay_is_not_refused_for_a_later_fence() {
     let world = World::new(EC).await;
     let bytes = bytes_of(3, 3000);
     let mirror = |at: usize| mirror_of(world.place(at), cell(0, 0), &bytes);
@@ -215,7 +215,7 @@ async fn seal_killed_at_any_step(lost: &[u32], leader: usize) {
             );
         }
         for id in lost {
-            world.bring_back(TargetId(*id)).await;
+            world.restart_target(TargetId(*id)).await;
         }
         model.overlay(&world, 0, 2, 99, b"while they are behind").await;
         world.rounds(0..6).await;
@@ -365,7 +365,7 @@ async fn under_replication_ends_when_every_member_is_current() {
         world.lose(TargetId(0)).await;
         assert!(world.under_replicated().await.iter().sum::<u64>() > 0);
         for victim in order {
-            world.bring_back(TargetId(victim)).await;
+            world.restart_target(TargetId(victim)).await;
             if victim == 0 {
                 // It missed nothing: fewer than k were current since.
                 world.set_state(TargetId(victim), MemberState::Current);
@@ -385,7 +385,7 @@ async fn under_replication_ends_when_every_member_is_current() {
 /// whatever it held of the stripe (base, overlays, both, with numbers above the new ones), and whatever was
 /// written there since.
 #[tokio::test]
-async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
+async fn a_returned_target_has_no_truncated_bytes() {
     for victim in [0u32, 2, 4, 5] {
         let world = World::new(EC).await;
         let file = cell(0, 0).file;
@@ -409,7 +409,7 @@ async fn a_target_that_was_away_brings_no_truncated_bytes_back() {
         models[1].overlay(&world, 1, victim as usize % 4, 70, b"grown again").await;
         models[2].fresh(&world, 2, 90).await;
         models[4].overlay(&world, 4, 1, 0, &bytes_of(4, 2000)).await;
-        world.bring_back(TargetId(victim)).await;
+        world.restart_target(TargetId(victim)).await;
         for index in 0..4 {
             models[4].overlay(&world, 4, index, 3000, b"while behind").await;
             models[5].overlay(&world, 5, index, 10, b"while behind, too").await;
@@ -497,7 +497,7 @@ async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
 /// Stripes are evicted while a target is away, and it was current when they were written. It brings them back
 /// to nobody, and rebuilds nothing of them; what is filled in since, it gets.
 #[tokio::test]
-async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
+async fn a_returned_target_has_no_evicted_bytes() {
     for victim in [0, 2, 4, 5].map(TargetId) {
         let world = World::new(EC).await;
         let mut models: Vec<Model> = (0..5).map(|_| Model::new()).collect();
@@ -514,7 +514,7 @@ async fn a_target_that_was_away_brings_no_evicted_bytes_back() {
         for evicted in [1, 3] {
             models[evicted] = Model::new();
         }
-        world.bring_back(victim).await;
+        world.restart_target(victim).await;
         world.rounds(0..6).await;
         world.rounds(0..6).await;
         assert!(world.map().groups[0].members.iter().all(|m| m.state == MemberState::Current));
@@ -575,7 +575,7 @@ async fn restarted_numbers_are_not_mistaken_for_earlier_ones() {
             for index in 0..4 {
                 model.overlay(&world, 0, index, 100, b"written since").await;
             }
-            world.bring_back(victim).await;
+            world.restart_target(victim).await;
             for index in [0, 2] {
                 model.overlay(&world, 0, index, 7000, b"while it is behind").await;
             }
@@ -601,7 +601,7 @@ async fn a_truncation_under_an_old_map_is_refused() {
     world.lose(TargetId(3)).await;
     let old = world.map();
     assert!(!old.members_to_truncate(|_| true).unwrap().contains_key(&TargetId(3)));
-    world.bring_back(TargetId(3)).await;
+    world.restart_target(TargetId(3)).await;
     world.rounds(3..4).await;
     for (target, epochs) in old.members_to_truncate(|_| true).unwrap() {
         let request =
@@ -615,7 +615,7 @@ async fn a_truncation_under_an_old_map_is_refused() {
 }
 
 #[tokio::test]
-async fn a_damaged_fragment_is_mended() {
+async fn a_damaged_fragment_is_repaired() {
     let world = World::new(EC).await;
     let mut model = Model::new();
     model.fresh(&world, 0, 3).await;
@@ -648,7 +648,7 @@ async fn a_damaged_fragment_is_mended() {
 
 /// Nobody reads what rots; the scrub does, and goes on where it was when the process ends.
 #[tokio::test]
-async fn a_scrub_finds_and_mends_what_rots() {
+async fn a_scrub_finds_and_repairs_bit_rot() {
     let world = World::new(EC).await;
     let mut model = Model::new();
     for stripe in 0..40 {

@@ -141,7 +141,7 @@ async fn a_cancelled_move_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_damaged_cell_is_mended_before_it_is_copied() {
+async fn a_damaged_cell_is_repaired_before_it_is_copied() {
     let world = World::new(EC).await;
     world.start(SPARE).await;
     let models = filled(&world).await;

@@ -14,7 +14,7 @@ mod wait;
 pub use history::{HOUR_POINTS, History, MINUTES_KEPT, SERIES_MAX};
 pub use meter::{Counter, Family, Gauge, Histogram, Kind, Observed, Reading, Registry, bucket_bound};
 pub use top::{Row, TOP_SECONDS, Tops, Work};
-pub use wait::{Ended, KEPT_NS, Object, Reason, VISIBLE_NS, WaitGuard, WaitRecord, Waits};
+pub use wait::{EndedWait, KEPT_NS, Object, Reason, VISIBLE_NS, WaitGuard, WaitRecord, Waits};
 
 use std::sync::{Arc, OnceLock};
 

@@ -157,7 +157,7 @@ fn truncated(name: &str) -> Arc<str> {
 
 /// A wait that is over.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Ended {
+pub struct EndedWait {
     pub record: WaitRecord,
     pub lasted_ns: u64,
     pub ended_ns: u64,
@@ -178,7 +178,7 @@ pub struct Waits {
     ended: [AtomicU64; Reason::ALL.len()],
     waited_ns: [AtomicU64; Reason::ALL.len()],
     not_listed: AtomicU64,
-    kept: Mutex<VecDeque<Ended>>,
+    kept: Mutex<VecDeque<EndedWait>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -225,12 +225,12 @@ impl Waits {
         if lasted_ns >= KEPT_NS
             && let Some(record) = lock(&place.record).take()
         {
-            self.keep(Ended { record, lasted_ns, ended_ns: now_ns });
+            self.keep(EndedWait { record, lasted_ns, ended_ns: now_ns });
         }
         place.since.store(0, Ordering::Release);
     }
 
-    fn keep(&self, ended: Ended) {
+    fn keep(&self, ended: EndedWait) {
         let mut kept = lock(&self.kept);
         while kept.len() >= KEPT_MAX
             || kept.front().is_some_and(|old| ended.ended_ns.saturating_sub(old.ended_ns) > KEPT_FOR_NS)
@@ -260,7 +260,7 @@ impl Waits {
     }
 
     /// Waits that ended since then and lasted for `min_ns`, the newest first.
-    pub fn ended(&self, since_ns: u64, min_ns: u64) -> Vec<Ended> {
+    pub fn list_ended(&self, since_ns: u64, min_ns: u64) -> Vec<EndedWait> {
         let kept = lock(&self.kept);
         let newest = kept.iter().rev().take_while(|ended| ended.ended_ns >= since_ns);
         newest.filter(|ended| ended.lasted_ns >= min_ns).cloned().collect()
@@ -351,9 +351,9 @@ mod tests {
         at(200);
         drop(long);
         assert_eq!(waits.list(200 * MS, 0), []);
-        let ended = waits.ended(0, 0);
+        let ended = waits.list_ended(0, 0);
         assert_eq!((ended.len(), ended[0].lasted_ns / MS, ended[0].record.pid), (1, 199, 42));
-        assert_eq!(waits.ended(201 * MS, 0), [], "it ended earlier");
+        assert_eq!(waits.list_ended(201 * MS, 0), [], "it ended earlier");
         let totals: Vec<_> = waits.totals().filter(|t| t.1 > 0).map(|(r, n, ns)| (r, n, ns / MS)).collect();
         assert_eq!(totals, [(Reason::Lock, 1, 199), (Reason::Disk, 1, 49)]);
     }
@@ -381,17 +381,17 @@ mod tests {
             drop(guard);
         };
         (0..KEPT_MAX as u64 + 5).for_each(|n| wait(n * KEPT_NS, (n + 1) * KEPT_NS));
-        assert_eq!(waits.ended(0, 0).len(), KEPT_MAX);
+        assert_eq!(waits.list_ended(0, 0).len(), KEPT_MAX);
         let later = 2 * KEPT_FOR_NS;
         wait(later, later + KEPT_NS);
-        assert_eq!(waits.ended(0, 0).len(), 1);
+        assert_eq!(waits.list_ended(0, 0).len(), 1);
     }
 
     #[test]
     fn a_wait_that_ended_at_a_given_time_ends_once() {
         let (waits, clock) = (Arc::new(Waits::new()), Arc::new(AtomicU64::new(0)));
         guard(&waits, &clock, WaitRecord::new(Reason::Answer, Object::NONE)).end_at(KEPT_NS);
-        assert_eq!((waits.ended(0, 0).len(), waits.list(KEPT_NS, 0).len()), (1, 0));
+        assert_eq!((waits.list_ended(0, 0).len(), waits.list(KEPT_NS, 0).len()), (1, 0));
         assert_eq!(waits.totals().map(|t| t.1).sum::<u64>(), 1);
     }
 

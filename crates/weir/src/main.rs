@@ -56,7 +56,7 @@ use weir_proto::Error;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    end_quietly_when_nobody_reads();
+    end_quietly_on_a_closed_pipe();
     let words: Vec<_> = std::env::args_os().collect();
     match completion::answer(&words) {
         Ok(false) => {}
@@ -157,7 +157,7 @@ fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
 }
 
 /// `weir status | head -1`: a closed pipe is not a failure.
-fn end_quietly_when_nobody_reads() {
+fn end_quietly_on_a_closed_pipe() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);

@@ -390,7 +390,7 @@ fn a_user_has_a_home_where_users_may_and_it_is_the_users_own() {
 }
 
 #[test]
-fn a_link_to_what_is_not_the_users_is_no_home() {
+fn a_link_to_a_foreign_directory_is_no_home() {
     if !can_mount() || !is_root() {
         return;
     }
@@ -644,7 +644,7 @@ fn resident_mib(pid: i64) -> u64 {
 }
 
 #[test]
-fn a_thousand_strangers_cost_little_and_shut_nobody_out() {
+fn a_thousand_strangers_cost_little_and_lock_no_client_out() {
     let cluster = Cluster::with(0, &["--targets", "1", "--tcp"]);
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };

@@ -37,7 +37,7 @@ fn python(script: &str, files: &[&Path]) -> String {
 }
 
 #[test]
-fn a_program_runs_for_who_may_execute_and_not_read_it() {
+fn a_program_runs_without_read_permission() {
     if !can_mount() {
         return;
     }

@@ -53,7 +53,7 @@ fn a_wrong_configuration_line_is_named_with_a_hint() {
 }
 
 #[test]
-fn a_port_that_somebody_took_meanwhile_is_replaced() {
+fn a_port_taken_by_another_process_is_replaced() {
     let cluster = Cluster::with(0, &["--tcp"]);
     let (dir, port) = (cluster.dir(), cluster.port("storage-1"));
     assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
@@ -258,7 +258,7 @@ fn an_occupied_port_is_named() {
 
 /// One cluster for all that needs a running one: it must go on working after each.
 #[test]
-fn a_running_cluster_shrugs_off_garbage_and_strangers() {
+fn a_running_cluster_survives_garbage_and_strangers() {
     if !can_mount() {
         return;
     }

@@ -339,7 +339,7 @@ fn survives(count: usize) {
 }
 
 #[test]
-fn hostile_packets_hurt_nobody() {
+fn hostile_packets_do_no_harm() {
     if can_mount() {
         survives(100);
     }
@@ -348,7 +348,7 @@ fn hostile_packets_hurt_nobody() {
 /// `make test-long`: `WEIR_HOSTILE` packets of each type to each of three servers.
 #[test]
 #[ignore = "many minutes: make test-long"]
-fn ten_thousand_hostile_packets_of_each_type_hurt_nobody() {
+fn ten_thousand_hostile_packets_of_each_type_do_no_harm() {
     if can_mount() {
         survives(std::env::var("WEIR_HOSTILE").map_or(10_000, |n| n.parse().expect("a number")));
     }

@@ -271,7 +271,7 @@ fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
 /// Whatever somebody does at home is found, named, keeps the file from being evicted, and is mended from
 /// here.
 #[test]
-fn a_home_is_verified_and_what_is_wrong_there_is_mended() {
+fn a_home_is_verified_and_differences_are_repaired() {
     if !can_mount() {
         return;
     }

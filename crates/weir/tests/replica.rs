@@ -137,7 +137,7 @@ fn an_open_file_that_changes_at_home_reads_old_bytes_or_fails() {
 }
 
 #[test]
-fn a_home_that_is_empty_all_at_once_is_not_believed() {
+fn a_home_that_is_suddenly_empty_is_not_mirrored() {
     if !can_mount() {
         return;
     }

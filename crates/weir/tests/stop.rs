@@ -41,7 +41,7 @@ fn verify(dir: &Path, n: u64) {
 }
 
 #[test]
-fn a_stopped_storage_process_stalls_nobody() {
+fn a_stopped_storage_process_stalls_no_call() {
     if !can_mount() {
         return;
     }

@@ -150,7 +150,7 @@ fn with_a_blocked_reader() -> Option<(Rings, Cluster, Child)> {
 }
 
 #[test]
-fn a_killed_mount_with_rings_leaves_nobody_waiting() {
+fn a_killed_mount_with_rings_leaves_no_program_waiting() {
     let Some((_rings, cluster, mut reader)) = with_a_blocked_reader() else { return };
     cluster.kill("mount-1");
     assert!(!ends("the reader of a killed mount", &mut reader, PATIENCE).success());

@@ -120,7 +120,7 @@ fn operators_and_auditors_may_less_than_administrators() {
 }
 
 #[test]
-fn a_token_lets_in_whom_it_is_for_and_nobody_else() {
+fn a_token_admits_its_node_and_no_other() {
     let Some(machines) = Machines::cluster() else { return };
     let join = |machine: usize, token: &str, name: &str| {
         let dir = machines.path(&format!("try-{}", fs::read_dir(machines.dir.path()).unwrap().count()));

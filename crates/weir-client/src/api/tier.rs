@@ -42,8 +42,8 @@ impl Client {
     }
     /// Waits until `len` bytes from `offset` (`None`: the end of the file) on are online. Reads and writes do
     /// so themselves, but this may be dropped at any time.
-    pub fn bring_back(&self, handle: Handle, offset: Option<u64>, len: usize) -> BoxFuture<'_, Result<()>> {
-        Box::pin(self.inner.bring_back_for(handle, offset, len))
+    pub fn recall(&self, handle: Handle, offset: Option<u64>, len: usize) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.inner.recall_for(handle, offset, len))
     }
 
     /// How full pools and volumes are, and the eviction watermarks; `set` changes a volume's marks first.

@@ -107,7 +107,7 @@ impl Data {
             }
             match self.round(s, &view, calls, done).await? {
                 Round::Done => {}
-                Round::MapChanged => retry.begin_anew(),
+                Round::MapChanged => retry.restart(),
                 Round::Again(index, last) => {
                     if !retry.has_time() {
                         return Err(Error::deadline(format!("not done by the deadline: {last}")));

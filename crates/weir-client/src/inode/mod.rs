@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_crosses_a_recall_is_weakened() {
+    fn a_grant_crossed_by_a_revoke_is_weakened() {
         let inode = Inode::new(InodeId(7), 0);
         let mut st = inode.lock();
         st.mark_revoked(4, LeaseKind::Read);

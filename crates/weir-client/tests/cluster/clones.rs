@@ -19,7 +19,7 @@ async fn clone(c: &Client, source: VolumeId, name: &str) -> Volume {
 }
 
 #[test]
-fn a_clone_has_what_was_written_before_it_and_nothing_of_later() {
+fn a_clone_has_all_earlier_writes_and_no_later_one() {
     let lab = Lab::new(171);
     lab.run(6, |lab| async move {
         let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
@@ -58,7 +58,7 @@ fn a_clone_has_what_was_written_before_it_and_nothing_of_later() {
 }
 
 #[test]
-fn files_whose_writer_died_are_cloned_though_nobody_opens_them() {
+fn files_of_a_dead_writer_are_cloned_without_an_open() {
     let lab = Lab::with(172, "ec:4+2", 1000);
     lab.run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

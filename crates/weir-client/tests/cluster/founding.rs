@@ -56,7 +56,7 @@ async fn set_size(c: &Client, ino: InodeId, bytes: usize) {
 }
 
 #[test]
-fn a_namespace_founded_anew_reads_zeros_and_harms_no_old_cells() {
+fn a_refounded_namespace_reads_zeros_and_harms_no_old_cells() {
     Lab::new(71).run(6, |lab| async move {
         let (old, cluster) = (lab.client("a").await, lab.observe().await);
         let mut inodes = Vec::new();

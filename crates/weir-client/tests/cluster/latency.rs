@@ -30,12 +30,12 @@ impl Longest {
 
 /// As a stopped process is seen: connections stay open and nothing comes.
 fn stop(lab: &Lab, n: u8) {
-    everybody(n).iter().for_each(|other| lab.world().partition(&format!("s{n}"), other));
+    all_others(n).iter().for_each(|other| lab.world().partition(&format!("s{n}"), other));
 }
 fn go_on(lab: &Lab, n: u8) {
-    everybody(n).iter().for_each(|other| lab.world().heal(&format!("s{n}"), other));
+    all_others(n).iter().for_each(|other| lab.world().heal(&format!("s{n}"), other));
 }
-fn everybody(n: u8) -> Vec<String> {
+fn all_others(n: u8) -> Vec<String> {
     let storage = (0..6).filter(|other| *other != n).map(|other| format!("s{other}"));
     ["coord", "meta", "a", "b"].into_iter().map(String::from).chain(storage).collect()
 }
@@ -97,7 +97,7 @@ fn a_slow_target_is_done_without_and_repaired_later() {
         let a = lab.client("a").await;
         let data = pattern(1, 0, 3 * STRIPE);
         // It answers the coordinator quickly, and everything else late.
-        let others: Vec<String> = everybody(3).into_iter().filter(|other| other != "coord").collect();
+        let others: Vec<String> = all_others(3).into_iter().filter(|other| other != "coord").collect();
         for other in &others {
             lab.world().slow_link("s3", other, Duration::from_secs(2));
         }

@@ -7,7 +7,7 @@ use weir_proto::map::MemberState;
 /// What a cut link may add to one operation, once.
 const STALL_MAX: Duration = Duration::from_secs(2);
 /// A link that is mended is used again within so long: 5 s after it was cut for the first time.
-const MENDED_AFTER: Duration = Duration::from_secs(12);
+const HEALED_AFTER: Duration = Duration::from_secs(12);
 
 #[derive(Clone, Copy, Debug)]
 enum Way {
@@ -32,7 +32,7 @@ async fn cut_links(lab: &Lab) -> Vec<(String, String)> {
 }
 
 async fn none_is_cut(lab: &Lab) {
-    let until = lab.world().now() + MENDED_AFTER;
+    let until = lab.world().now() + HEALED_AFTER;
     while !cut_links(lab).await.is_empty() {
         assert!(lab.world().now() < until, "{:?}", cut_links(lab).await);
         lab.world().sleep(Duration::from_millis(500)).await;
@@ -154,7 +154,7 @@ fn a_stream_over_a_cut_link_keeps_its_redundancy() {
 
 /// A client without a link to any target harms nobody but itself.
 #[test]
-fn a_client_that_reaches_no_target_takes_nobodys_redundancy() {
+fn a_client_that_reaches_no_target_costs_no_redundancy() {
     Lab::new(121).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let (h, _) = three_stripes(&a).await;

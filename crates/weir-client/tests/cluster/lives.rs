@@ -281,7 +281,7 @@ fn a_session_lives_on_while_the_leader_waits_for_a_map() {
 }
 
 #[test]
-fn a_client_that_leaves_in_good_order_leaves_nothing_to_recover() {
+fn a_client_that_shuts_down_leaves_nothing_to_recover() {
     Lab::new(32).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);
         let h = create(&a, "f").await;

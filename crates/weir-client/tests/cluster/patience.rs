@@ -121,7 +121,7 @@ fn writes_wait_for_the_leader_and_for_targets_beyond_parity() {
 
 /// Nobody else wants the files of a client that the leader has not heard for longer than a lease term.
 #[test]
-fn a_client_that_was_cut_off_keeps_what_nobody_else_took() {
+fn a_disconnected_client_keeps_files_that_no_other_took() {
     Lab::new(955).run(6, |lab| async move {
         let (a, b) = (patient_client(&lab, "a").await, lab.client("b").await);
         let expected = pattern(1, 0, STRIPE + 500);

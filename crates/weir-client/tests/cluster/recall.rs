@@ -24,7 +24,7 @@ impl Home {
         Bytes::copy_from_slice(&self.0.lock().unwrap()[&ino][from as usize..to as usize])
     }
     /// All of one recall.
-    async fn bring(&self, client: &Client, recall: Recall) -> weir_proto::Result<()> {
+    async fn recall(&self, client: &Client, recall: Recall) -> weir_proto::Result<()> {
         let (ino, from, to) = (recall.work.ino, recall.work.from, recall.work.to);
         let step = 2 * recall.work.layout.stripe_bytes();
         let mut at = from;
@@ -43,7 +43,7 @@ impl Home {
             loop {
                 let Ok(recalls) = client.take_recalls(4, Duration::from_secs(5)).await else { continue };
                 for recall in recalls {
-                    let _ = home.bring(&client, recall).await; // somebody else may have got it
+                    let _ = home.recall(&client, recall).await; // somebody else may have got it
                 }
             }
         });
@@ -169,7 +169,7 @@ fn a_failed_recall_is_an_error_with_its_reason() {
         assert!(a.may_wait_for_home(handle));
         tokio::select! {
             biased;
-            back = a.bring_back(handle, Some(0), 10) => assert!(back.is_err()),
+            back = a.recall(handle, Some(0), 10) => assert!(back.is_err()),
             () = env.clock.sleep(Duration::from_millis(1)) => {}
         }
     });
@@ -178,7 +178,7 @@ fn a_failed_recall_is_an_error_with_its_reason() {
 /// Each of an application's changes to a file that is away, or partly: what it reads afterwards is what a
 /// local file has.
 #[test]
-fn changes_of_what_is_away_keep_every_other_byte() {
+fn changes_of_evicted_files_keep_every_other_byte() {
     for seed in 0..8 {
         Lab::new(10 + seed).run(6, move |lab| async move {
             let (home, env) = (Home::default(), lab.env("a"));
@@ -299,7 +299,7 @@ fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
 /// Readers with and without leases, while the file is evicted and comes back again and again under them. Nor
 /// are they told of a hole.
 #[test]
-fn readers_never_see_zeros_however_often_bytes_come_and_go() {
+fn readers_see_no_zeros_during_evictions_and_recalls() {
     for seed in 0..12 {
         Lab::new(40 + seed).run(6, move |lab| async move {
             let (home, env) = (Home::default(), lab.env("a"));
@@ -403,7 +403,7 @@ fn movers_that_die_or_come_late_change_nothing() {
 
 /// A target is away while stripes are evicted, and again while they come back.
 #[test]
-fn a_target_that_was_away_brings_back_nothing_that_was_evicted() {
+fn a_returned_target_has_no_evicted_bytes() {
     Lab::new(70).run(6, |lab| async move {
         let (home, env) = (Home::default(), lab.env("a"));
         let a = lab.client("a").await;
@@ -430,7 +430,7 @@ fn a_target_that_was_away_brings_back_nothing_that_was_evicted() {
 /// The front of a file goes while it is written, and its writer goes on: at the end without noticing,
 /// elsewhere as in any file that is away.
 #[test]
-fn the_front_of_a_file_that_is_written_goes_and_comes_back() {
+fn the_front_of_an_open_file_is_evicted_and_recalled() {
     Lab::new(90).run(6, |lab| async move {
         let (home, env) = (Home::default(), lab.env("a"));
         let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -36,7 +36,7 @@ async fn last_change(client: &Client) -> u64 {
 }
 
 #[test]
-fn zeros_that_went_straight_through_are_reported_soon() {
+fn zeros_written_directly_are_reported_soon() {
     Lab::new(1).run(6, |lab| async move {
         let (a, b, env) = (lab.client("a").await, lab.client("b").await, lab.env("a"));
         a.acknowledge(&root(), VolumeId::ROOT, CURSOR, 0).await.unwrap();

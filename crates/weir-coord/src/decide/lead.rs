@@ -31,7 +31,7 @@ pub fn take_lead(
             )));
         }
         Some(at) if map.namespaces[at].uuid == lead.uuid => {
-            may_go_on(map, progress, &map.namespaces[at], lead)?;
+            may_continue(map, progress, &map.namespaces[at], lead)?;
             at
         }
         _ if lead.changes > 0 => return Err(no_directory_of(map, lead)),
@@ -85,7 +85,7 @@ pub fn record_progress(map: &ClusterMap, progress: &mut Progress, said: &RecordP
     Ok(())
 }
 
-fn may_go_on(
+fn may_continue(
     map: &ClusterMap,
     progress: &Progress,
     entry: &NamespaceEntry,

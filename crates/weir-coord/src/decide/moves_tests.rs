@@ -41,7 +41,7 @@ fn the_member_stays_until_the_new_one_has_all() {
 }
 
 #[test]
-fn whatever_changes_the_group_ends_the_closing() {
+fn any_change_of_the_group_ends_the_closing() {
     let mut map = with_one_more();
     begin_move(&mut map, GROUP, 0, TargetId(7)).unwrap();
     let first = epoch(&map);

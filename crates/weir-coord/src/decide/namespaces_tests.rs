@@ -119,7 +119,7 @@ fn a_process_that_starts_again_never_goes_on_under_its_epoch() {
 }
 
 #[test]
-fn a_directory_that_lost_changes_is_filled_anew_or_refused() {
+fn a_directory_that_lost_changes_is_refilled_or_refused() {
     let (mut map, progress) = three();
     up(&mut map, 3, false);
     up(&mut map, 3, true);

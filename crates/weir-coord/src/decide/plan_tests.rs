@@ -64,7 +64,7 @@ fn a_lost_target_is_in_no_group_after_a_rebuild() {
 }
 
 #[test]
-fn six_targets_of_4_2_have_nobody_to_take_a_place() {
+fn six_targets_of_4_2_have_no_spare_for_a_place() {
     let mut map = with_down(6, "ec:4+2", &[2]);
     let before = map.clone();
     let waits = rebuild(&mut map, &observed(&[2], 0));

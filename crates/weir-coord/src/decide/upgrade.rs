@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_reached_when_everybody_knows_it() {
+    fn a_level_is_reached_when_all_nodes_know_it() {
         let coordinator = |level| others(&[("coordinator", level)]);
         assert_eq!(finished_level(&map(1, &[("s1", 2), ("s2", 2)]), &coordinator(2)), Ok(2));
         assert_eq!(finished_level(&map(2, &[("s1", 2)]), &coordinator(2)), Ok(2), "there already");

@@ -89,7 +89,7 @@ impl Links {
     pub(super) fn may_be_tried(&self, node: NodeId, now: Instant) -> bool {
         self.lock().get(&node).and_then(|link| link.strikes).is_none_or(|s| !s.is_demoted(now))
     }
-    pub(super) fn mend(&self, node: NodeId) {
+    pub(super) fn clear(&self, node: NodeId) {
         if let Some(link) = self.lock().get_mut(&node) {
             link.cut = None;
         }

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_of_somebody_else_may_spawn_and_sleep() {
+    async fn a_foreign_thread_may_spawn_and_sleep() {
         let env = env();
         let elsewhere = env.clone();
         let (tx, rx) = tokio::sync::oneshot::channel();

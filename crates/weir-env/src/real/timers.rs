@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_dropped_timer_wakes_nobody() {
+    async fn a_dropped_timer_wakes_no_task() {
         let clock = env().clock;
         let ended = Arc::new(AtomicUsize::new(0));
         for _ in 0..200 {

@@ -79,7 +79,7 @@ impl Mounted {
             if by_a_worker {
                 tokio::task::yield_now().await;
             }
-            from_home.bring(fh, Some(offset), len).await?;
+            from_home.recall(fh, Some(offset), len).await?;
             Ok(client.read(fh, offset, len).await)
         };
         let reader = self.work.reader(request);
@@ -122,7 +122,7 @@ impl Mounted {
         let data = self.buffers.copy(data).freeze();
         let from_home = self.waits_for_home(request);
         let work = async move {
-            from_home.bring(fh, (!appends).then_some(offset), data.len()).await?;
+            from_home.recall(fh, (!appends).then_some(offset), data.len()).await?;
             if let Some(cred) = cred
                 && let Err(e) = drop_privileges(&client, &cred, ino).await
             {
@@ -158,7 +158,7 @@ impl Mounted {
         let work = async move {
             let changes = |what: &Allocate| matches!(what, Allocate::PunchHole | Allocate::ZeroRange);
             if steps.iter().any(changes) {
-                from_home.bring(handle(fh), Some(offset), length as usize).await?;
+                from_home.recall(handle(fh), Some(offset), length as usize).await?;
             }
             let mut done = Ok(());
             for what in steps {
@@ -228,7 +228,7 @@ impl Mounted {
             // At most as much as one call copies.
             let some = len.min(COPY_BYTES_MAX) as usize;
             for (file, at) in [(from, offset_in), (to, offset_out)] {
-                from_home.bring(file, Some(at), some).await?;
+                from_home.recall(file, Some(at), some).await?;
             }
             let mut copied = client.copy_range(from, offset_in, to, offset_out, len).await;
             if copied.is_ok()

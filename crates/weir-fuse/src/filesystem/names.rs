@@ -22,7 +22,7 @@ impl Mounted {
         };
         self.wait(request, reply, work, move |reply, found| match found {
             Err(volume) => Self::reply_snapshots(&table, reply, volume),
-            Ok(answer) => reply_looked_up(&named, reply, answer),
+            Ok(answer) => reply_lookup(&named, reply, answer),
         });
     }
 }
@@ -38,14 +38,14 @@ impl Mounted {
         }
         let named = self.named(parent, name.as_bytes());
         if let Some(known) = self.client.try_lookup(parent, name.as_bytes()) {
-            return reply_looked_up(&named, reply, Ok(known));
+            return reply_lookup(&named, reply, Ok(known));
         }
         let (client, cred, name) = (self.client.clone(), self.cred(request), name.to_owned());
         self.wait(
             request,
             reply,
             async move { client.lookup(&cred, parent, name.as_bytes()).await },
-            move |reply, answer| reply_looked_up(&named, reply, answer),
+            move |reply, answer| reply_lookup(&named, reply, answer),
         );
     }
 

@@ -40,7 +40,7 @@ impl Shared {
 
     async fn recall_range(self: &Arc<Self>, recall: Recall) {
         let what = format!("inode {} bytes {} to {}", recall.work.ino, recall.work.from, recall.work.to);
-        let done = match self.bring(&recall).await {
+        let done = match self.carry_out(&recall).await {
             Ok(learned) => self.client.filled_with(recall, learned).await,
             Err(failed) => {
                 tracing::warn!("{what} could not be recalled: {}", failed.why);
@@ -52,7 +52,7 @@ impl Shared {
         }
     }
 
-    async fn bring(
+    async fn carry_out(
         self: &Arc<Self>,
         recall: &Recall,
     ) -> std::result::Result<Option<Learned>, recall::Failed> {
@@ -66,7 +66,7 @@ impl Shared {
             let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
             let relation = self.relation(id, &which).await?;
             relation.pace.count(recall.work.to.saturating_sub(recall.work.from), self.env.clock.now());
-            match recall::bring(&self.client, &*relation.home, &place, recall).await {
+            match recall::transfer(&self.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or the name changed meanwhile: then the expected
                 // fingerprint has changed, too.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {

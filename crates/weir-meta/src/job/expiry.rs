@@ -23,7 +23,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
         }
         state.trust_again(now);
         if stalled {
-            state.stalled(now, leader.term());
+            state.note_stall(now, leader.term());
             continue;
         }
         if state.grace.until.is_some_and(|until| now >= until) {

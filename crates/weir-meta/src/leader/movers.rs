@@ -89,7 +89,7 @@ impl Leader {
             }
         }
         drop(queues);
-        if let Err(e) = self.bring_back(&away) {
+        if let Err(e) = self.recall_own(&away) {
             tracing::debug!("bring bytes back to be shipped: {e}"); // they are requested again
         }
         Ok((leased, noted, wanted))

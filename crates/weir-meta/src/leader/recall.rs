@@ -148,7 +148,7 @@ impl Leader {
     }
 
     /// Recalls bytes that the leader itself needs.
-    pub(crate) fn bring_back(&self, ranges: &[(InodeId, u64, u64)]) -> Result<()> {
+    pub(crate) fn recall_own(&self, ranges: &[(InodeId, u64, u64)]) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
         }

@@ -136,7 +136,7 @@ fn a_lease_granted_during_its_revoke_outlasts_it() {
 }
 
 #[test]
-fn two_who_write_a_file_get_no_lease_for_pages() {
+fn two_writers_of_a_file_get_no_lease_for_pages() {
     let mut t = LeaseTable::default();
     t.open(A, FILE, false, true);
     t.open(B, FILE, true, true);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_comes_back_and_what_is_wrong_is_refused() {
+    fn acls_survive_encoding_and_invalid_ones_are_refused() {
         let value = example().to_value();
         assert_eq!(Acl::parse(&value).unwrap(), Some(example()));
         assert_eq!(Acl::parse(&VERSION.to_le_bytes()).unwrap(), None);

@@ -99,7 +99,7 @@ fn r4_to_lead_on_after_a_restart_loses_records() {
 }
 
 #[test]
-fn r5_not_to_wait_for_who_caught_up_loses_records() {
+fn r5_not_to_wait_for_a_copy_that_caught_up_loses_records() {
     fails(&at_once(2, 2, 5, 0), Shortcut::CaughtUpEarly);
 }
 

@@ -75,7 +75,7 @@ fn id(work: &RecallWork) -> RecallId {
 }
 
 #[test]
-fn bytes_are_evicted_wanted_brought_and_there() {
+fn bytes_are_evicted_recalled_and_present() {
     simulate(1, async |world| {
         let meta = start(&world).await;
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
@@ -119,7 +119,7 @@ fn bytes_are_evicted_wanted_brought_and_there() {
 }
 
 #[test]
-fn a_mover_that_is_lost_harms_nobody() {
+fn a_lost_mover_does_no_harm() {
     lose_mover(false);
 }
 
@@ -226,7 +226,7 @@ fn a_recall_that_cannot_be_served_says_why() {
 }
 
 #[test]
-fn a_restart_forgets_who_waits_but_not_what_is_away() {
+fn a_restart_forgets_waits_but_not_evictions() {
     simulate(4, async |world| {
         let meta = start(&world).await;
         let (user, mut mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);

@@ -703,7 +703,7 @@ fn home_ends_right(seeds: std::ops::Range<u64>, in_parts: bool) {
 }
 
 #[test]
-fn home_ends_as_the_volume_is_whatever_happens() {
+fn home_ends_equal_to_the_volume_after_any_history() {
     home_ends_right(0..40, false);
 }
 #[test]

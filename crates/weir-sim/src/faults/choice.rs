@@ -142,10 +142,10 @@ impl Faults {
                 (vec![one], others)
             }
             ClockJump | ClockDrift | MovedAddress => {
-                let mut everybody = all;
-                everybody.extend([self.some_meta(), self.coordinator()]);
-                everybody.extend((kind != MovedAddress).then(|| self.some_client()));
-                (vec![self.one_of(&everybody)], vec![])
+                let mut nodes = all;
+                nodes.extend([self.some_meta(), self.coordinator()]);
+                nodes.extend((kind != MovedAddress).then(|| self.some_client()));
+                (vec![self.one_of(&nodes)], vec![])
             }
             AddTargets => {
                 ((self.first_nodes()..self.options.storage_nodes).map(storage_name).collect(), vec![])

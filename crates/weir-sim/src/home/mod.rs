@@ -34,7 +34,7 @@ const POLL_EVERY: Duration = Duration::from_millis(500);
 /// time, and makes the client that writes a file evict its front.
 const LIMIT_BYTES: u64 = 1 << 20;
 /// Pause between the single look-ups of a full listing.
-const GLANCE: Duration = Duration::from_millis(3);
+const PAUSE: Duration = Duration::from_millis(3);
 
 fn mover_name(n: usize) -> String {
     format!("mover{n}")
@@ -224,12 +224,12 @@ impl Home {
             let mut dirs = vec![InodeId::ROOT];
             while let Some(dir) = dirs.pop() {
                 for name in all_names_in(&client, dir).await? {
-                    self.world.sleep(GLANCE).await;
+                    self.world.sleep(PAUSE).await;
                     let found = client.lookup(&root_cred(), dir, name.as_bytes()).await?;
                     dirs.extend(found.filter(|s| s.attr.kind == FileKind::Directory).map(|s| s.attr.ino));
                 }
             }
-            self.world.sleep(GLANCE).await;
+            self.world.sleep(PAUSE).await;
         }
         client.shutdown().await
     }

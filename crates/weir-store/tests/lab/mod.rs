@@ -382,7 +382,7 @@ impl World {
         self.dead.lock().unwrap().insert(id);
         self.set_state(id, MemberState::Down);
     }
-    pub async fn bring_back(self: &Arc<World>, id: TargetId) {
+    pub async fn restart_target(self: &Arc<World>, id: TargetId) {
         self.dead.lock().unwrap().remove(&id);
         self.start(id).await;
         self.set_state(id, MemberState::Behind);

@@ -112,7 +112,7 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
 
 /// What is wrong with a state.
 pub fn problem(rules: &Rules, s: &State) -> Option<String> {
-    if super::whole::is_nobody_elses(rules, s) {
+    if super::whole::is_own_only(rules, s) {
         return None;
     }
     if s.truncation == TruncationState::Begun {

@@ -129,7 +129,7 @@ impl Whole {
         }
     }
     /// All live members must hold it under the new map before anybody goes on to commit it.
-    fn begins_anew(&mut self, stage: Stage) {
+    fn restarts(&mut self, stage: Stage) {
         self.stage = stage;
         match stage {
             Stage::Again => self.done.fill(Some((Epoch(0), 0))),
@@ -139,7 +139,7 @@ impl Whole {
 }
 
 /// Nobody else reads: the stripe is beyond the file's end, or its writer's alone, or waits to be recovered.
-pub fn is_nobody_elses(rules: &Rules, s: &State) -> bool {
+pub fn is_own_only(rules: &Rules, s: &State) -> bool {
     let may_read = rules.whole != Some(Mode::Fresh);
     s.whole.as_ref().is_some_and(|w| w.is_under_way() && !(w.stage == Stage::Send && may_read))
 }
@@ -195,8 +195,8 @@ pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
     whole.did &= !(0..rules.width()).filter(came).fold(0, |mask, p| mask | 1 << p);
     whole.view = newest;
     match whole.stage {
-        Stage::Commit if !rules.has(Shortcut::CommittedUnderAnyEpoch) => whole.begins_anew(Stage::Again),
-        Stage::Recommit => whole.begins_anew(Stage::Hold),
+        Stage::Commit if !rules.has(Shortcut::CommittedUnderAnyEpoch) => whole.restarts(Stage::Again),
+        Stage::Recommit => whole.restarts(Stage::Hold),
         _ => {}
     }
     Some(())
@@ -213,7 +213,7 @@ pub fn dies(rules: &Rules, s: &mut State) -> Option<()> {
     whole.deaths += 1;
     whole.view = newest;
     whole.did = 0;
-    whole.begins_anew(Stage::Dead);
+    whole.restarts(Stage::Dead);
     Some(())
 }
 
@@ -235,7 +235,7 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
         Stage::Hold => {
             if !mark(s, to, &whole, mask)? && hold(rules, s, to, &whole, &whole.view)?.is_none() {
                 // Too few have it now: what becomes of it is decided anew.
-                s.whole.as_mut()?.begins_anew(Stage::Dead);
+                s.whole.as_mut()?.restarts(Stage::Dead);
                 return Some(());
             }
         }

@@ -160,7 +160,7 @@ fn with_cluster<T>(args: &Status, work: impl AsyncFnOnce(&weir_coord::Cluster) -
 fn rule_of(args: &AddRule) -> Outcome<AccessRule> {
     let other = if args.read_only { Grant::ReadOnly } else { Grant::ReadWrite };
     let ids = match &args.all_as {
-        Some(user) => everybody(user)?,
+        Some(user) => all_users(user)?,
         None if args.map.is_empty() => IdsAre::Claimed {},
         None => mapped(&args.map)?,
     };
@@ -189,7 +189,7 @@ fn grant_of(word: &str, other: Grant) -> Outcome<VolumeGrant> {
     Ok(VolumeGrant { glob: glob.to_owned(), grant })
 }
 
-fn everybody(word: &str) -> Outcome<IdsAre> {
+fn all_users(word: &str) -> Outcome<IdsAre> {
     let ids = word.split_once(':').and_then(|(uid, gid)| Some((uid.parse().ok()?, gid.parse().ok()?)));
     ids.map(|(uid, gid)| IdsAre::All { uid, gid }).ok_or_else(|| {
         let error = Error::invalid(format!("--as {word}: expected a user and a group"));
@@ -272,9 +272,9 @@ mod tests {
 
     #[test]
     fn ids_are_read_or_refused_with_an_example() {
-        assert_eq!(everybody("1000:5").unwrap(), IdsAre::All { uid: 1000, gid: 5 });
+        assert_eq!(all_users("1000:5").unwrap(), IdsAre::All { uid: 1000, gid: 5 });
         for bad in ["", "1000", "1000:", "a:b", "1:2:3", "-1:5"] {
-            assert!(everybody(bad).unwrap_err().to_string().contains("--as 1000:1000"), "{bad:?}");
+            assert!(all_users(bad).unwrap_err().to_string().contains("--as 1000:1000"), "{bad:?}");
         }
         let range = IdRange { from: 1000, to: 5000, count: 10 };
         let both = mapped(&["u:1000:5000:10".into(), "g:1000:5000:10".into()]).unwrap();

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_seen_to_be_gone_is_gone() {
+    fn only_a_process_that_surely_ended_is_gone() {
         let own = own_process();
         assert!(!own.is_empty() && !is_gone(&own), "{own}");
         let mut fields: Vec<&str> = own.split(' ').collect();

@@ -285,7 +285,7 @@ impl Clones {
             (8..=11, Some(ino)) => self.m.write(ino, at as u64 % 4),
             (12, Some(ino)) => {
                 let size = at as u64 % 5 * STRIPE / 2;
-                self.m.bring_back(ino, 0, u64::MAX);
+                self.m.recall(ino, 0, u64::MAX);
                 self.m.w.set(&root(), ino, |r| r.size = Some(size)).map(drop).unwrap();
             }
             (13, Some(ino)) => self.m.write_inline(ino),
@@ -313,7 +313,7 @@ impl Clones {
                 self.m.try_evict(ino, (at as u64 % 3 * STRIPE, u64::MAX), &stripes);
                 assert_eq!(self.tree((volume, top)), before);
             }
-            (25, Some(ino)) => self.m.bring_back(ino, at as u64 % 3 * STRIPE, u64::MAX),
+            (25, Some(ino)) => self.m.recall(ino, at as u64 % 3 * STRIPE, u64::MAX),
             (23, _) if self.tops.len() > 1 && at.is_multiple_of(4) => drop(self.delete(which)),
             _ => {}
         }

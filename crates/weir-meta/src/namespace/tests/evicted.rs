@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 impl World {
     /// Declares that home has all of a file.
-    fn bring_home(&mut self, ino: InodeId) {
+    fn recall_all(&mut self, ino: InodeId) {
         self.at_home.0.lock().unwrap().insert(ino);
     }
     fn evict_as(&mut self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
@@ -55,7 +55,7 @@ fn evicted_data_frees_space_and_is_recalled() {
         of(w).bytes
     };
     assert_eq!(errno(w.evict_as(&root(), ino, 0, u64::MAX)), EACCES, "home does not have it");
-    w.bring_home(ino);
+    w.recall_all(ino);
     assert_eq!(errno(w.evict_as(&user(9), ino, 0, u64::MAX)), EPERM);
     let before = w.attr(ino).unwrap();
     let evicted = w.evict_as(&root(), ino, 1, 2 * STRIPE + 1).unwrap();
@@ -96,7 +96,7 @@ fn its_only_writer_evicts_what_is_before_the_end() {
     let mut w = World::new();
     let ino = w.create(&root(), InodeId::ROOT, "f", 0o644).unwrap().entry.attr.ino;
     w.commit(ino, 2 * STRIPE + 7, false).unwrap();
-    w.bring_home(ino);
+    w.recall_all(ino);
     let own = |w: &mut World, under: u32| {
         let r = Evict { op: op(), cred: root(), ino, from: 0, to: u64::MAX, under };
         w.change(|cx| evict::evict(cx, &r))
@@ -122,7 +122,7 @@ fn its_only_writer_evicts_what_is_before_the_end() {
 fn a_pinned_a_small_and_a_truncated_file() {
     let mut w = World::new();
     let ino = w.file_of("pinned", 2 * STRIPE);
-    w.bring_home(ino);
+    w.recall_all(ino);
     let pin = |pinned, cred| SetPinned { op: op(), cred, ino, pinned };
     assert_eq!(errno(w.change(|cx| evict::set_pinned(cx, &pin(true, user(9))))), EPERM);
     w.change(|cx| evict::set_pinned(cx, &pin(true, root()))).unwrap();
@@ -157,7 +157,7 @@ fn a_pinned_a_small_and_a_truncated_file() {
     assert_eq!((w.ranges(ino).len(), w.attr(ino).unwrap().evicted), (0, 0));
 
     let small = w.create(&root(), InodeId::ROOT, "small", 0o644).unwrap().entry.attr.ino;
-    w.bring_home(small);
+    w.recall_all(small);
     let data = Some(Bytes::from_static(b"in the inode"));
     let commit = Commit {
         op: op(),
@@ -202,7 +202,7 @@ proptest! {
         let mut w = World::new();
         let mut size = 17 * MIB;
         let ino = w.file_of("f", size);
-        w.bring_home(ino);
+        w.recall_all(ino);
         // By stripe: the end of its evicted bytes; the highest token epoch that it was assigned under, ever
         // and since then.
         let mut away: BTreeMap<u64, u64> = BTreeMap::new();

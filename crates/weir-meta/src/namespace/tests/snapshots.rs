@@ -192,7 +192,7 @@ impl Model {
         let r = AcquireLease { session: ME, ino, kind: LeaseKind::Write, renew: false };
         let Entry { attr, lease } = self.w.change(|cx| open::acquire(cx, &r)).unwrap();
         let (from, to) = (stripe * STRIPE, (stripe + 1) * STRIPE);
-        self.bring_back(ino, from, to);
+        self.recall(ino, from, to);
         let taken = self.w.change(|cx| layers::take(cx, &TakeLayers { session: ME, ino, from, to })).unwrap();
         let own = attr.layers.map_or(ino, |l| l.object);
         for layer in taken.layers {
@@ -256,7 +256,7 @@ impl Model {
         ranges
     }
     /// A mover's work.
-    pub fn bring_back(&mut self, ino: InodeId, from: u64, to: u64) {
+    pub fn recall(&mut self, ino: InodeId, from: u64, to: u64) {
         let Some(handed) = self.w.change(|cx| cx.hand_out(ino, from, to)).unwrap() else { return };
         for ByteRange { from, to } in handed.parts {
             for s in from / STRIPE..to.div_ceil(STRIPE) {
@@ -387,7 +387,7 @@ impl Model {
             (19, _) => drop(self.forget()),
             (20, Some(ino)) => drop(self.evict(ino, 0, u64::MAX)),
             (21, Some(ino)) => drop(self.evict(ino, b as u64 % 3 * STRIPE, (b as u64 % 5 + 1) * STRIPE)),
-            (22, Some(ino)) => self.bring_back(ino, b as u64 % 5 * STRIPE, u64::MAX),
+            (22, Some(ino)) => self.recall(ino, b as u64 % 5 * STRIPE, u64::MAX),
             (23, Some(ino)) => self.open(ino),
             (24, _) => self.close(b),
             (25, _) => self.remove_all(at.0),

@@ -66,7 +66,7 @@ impl World {
         self.rmdir(&root(), dir, name).unwrap();
     }
     /// The leader's background work, to the end.
-    fn empty_what_is_over(&mut self, id: VolumeId) {
+    fn purge_expired(&mut self, id: VolumeId) {
         loop {
             let (now, mut part) = (Time { nanos: self.now }, None);
             let trash_s = self.quotas.retentions().get(&id).map_or(0, |k| k.trash_s);
@@ -199,7 +199,7 @@ fn removed_files_stay_for_the_retention_and_go_then() {
             w.create(&root(), d, &format!("{n}"), 0o644).unwrap();
         }
         w.remove_all(v.root, "d");
-        w.empty_what_is_over(v.id);
+        w.purge_expired(v.id);
     }
     let days = |w: &World| {
         w.all(w.trash_of(&v))
@@ -211,10 +211,10 @@ fn removed_files_stay_for_the_retention_and_go_then() {
     assert_eq!(days(&w).first().unwrap(), "2026-11-24");
     assert_eq!(days(&w).len(), 8);
     w.keep(v.id, 3 * 86_400).unwrap();
-    w.empty_what_is_over(v.id);
+    w.purge_expired(v.id);
     assert_eq!(days(&w), ["2026-11-28", "2026-11-29", "2026-11-30", "2026-12-01"]);
     w.keep(v.id, 0).unwrap();
-    w.empty_what_is_over(v.id);
+    w.purge_expired(v.id);
     assert_eq!(days(&w), Vec::<String>::new(), "without a trash nothing stays in it");
     assert_eq!(w.keys(b'x'), Vec::<Vec<u8>>::new());
     let v = w.view(|view| volume::show::get(view, "v")).unwrap();
@@ -232,7 +232,7 @@ fn removed_files_stay_for_the_retention_and_go_then() {
 }
 
 #[test]
-fn a_volume_with_something_in_its_trash_goes_whole() {
+fn a_volume_is_deleted_with_its_trash() {
     let (mut w, v) = World::with_trash(WEEK_S);
     w.mkdir(&root(), v.root, "d", 0o755).unwrap();
     let d = w.link_to(v.root, "d").unwrap();
@@ -251,7 +251,7 @@ fn a_volume_with_something_in_its_trash_goes_whole() {
 }
 
 #[test]
-fn a_volume_does_not_go_with_the_trash_around_it() {
+fn a_volume_is_not_purged_with_the_trash_around_it() {
     let (mut w, v) = World::with_trash(WEEK_S);
     let d = w.mkdir(&root(), v.root, "d", 0o755).unwrap().entry.attr.ino;
     w.create(&root(), d, "f", 0o644).unwrap();
@@ -261,7 +261,7 @@ fn a_volume_does_not_go_with_the_trash_around_it() {
     assert_eq!(errno(w.rename(&root(), (v.root, "inner"), (there, "inner"), RenameMode::Replace)), 16);
     let inner = w.volume(&root(), there, "made-there").unwrap();
     w.keep(v.id, 0).unwrap();
-    w.empty_what_is_over(v.id);
+    w.purge_expired(v.id);
     assert_eq!(w.at_path(w.trash_of(&v), "2026-11-22/d/made-there"), Some(inner.root));
     assert_eq!(w.at_path(there, "f"), None);
 }
@@ -352,7 +352,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
     #[test]
-    fn whatever_is_done_nothing_that_was_removed_is_lost(
+    fn removed_files_are_never_lost(
         steps in prop::collection::vec((0..14u8, 0..64usize, 0..64usize), 1..60),
     ) {
         let (w, v) = World::with_trash(u32::MAX);

@@ -126,7 +126,7 @@ type Part = (Instant, Vec<u8>);
 fn carry(from: End, to: End, delay: Arc<AtomicU64>) {
     let (sender, receiver) = sync_channel(PARTS_MAX);
     std::thread::spawn(move || take(from, &delay, &sender));
-    std::thread::spawn(move || bring(to, &receiver));
+    std::thread::spawn(move || deliver(to, &receiver));
 }
 
 fn take(mut from: End, delay: &AtomicU64, sender: &SyncSender<Part>) {
@@ -139,7 +139,7 @@ fn take(mut from: End, delay: &AtomicU64, sender: &SyncSender<Part>) {
     }
 }
 
-fn bring(mut to: End, receiver: &Receiver<Part>) {
+fn deliver(mut to: End, receiver: &Receiver<Part>) {
     while let Ok((due, bytes)) = receiver.recv() {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         if to.write_all(&bytes).is_err() {
