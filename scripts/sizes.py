@@ -27,7 +27,14 @@ COMMENT_COLUMNS = 110
 COMMENT_LINES = 3
 TEST_NAME = 60
 # Words that the glossary replaced, in names of functions, types and constants, tests included.
-OLD_WORDS = re.compile(r"(?:^|_)(?:tells?|telling|told|hears?|heard|twins?|unlisted|bury|buried|tenure|loose)(?:_|$)", re.I)
+OLD_WORDS = re.compile(
+    r"^(?:what|who|nobody|those)_"
+    r"|(?:^|_)(?:tells?|telling|told|hears?|heard|twins?|unlisted|bury|buried|tenure|loose"
+    r"|look(?!_up)|looks|looked|looking|besides?|offers?|offered|offering|seats?|seated|rooms?|roomy|aside|cut_short"
+    r"|stamps?|stamped|pieces?|judges?|judged|standing|stood|gathers?|gathered|gathering|keeping|tiny"
+    r"|anew|mends?|mended|whoever|somebody|everybody|anybody)(?:_|$)",
+    re.I,
+)
 CHECKED_CRATES = ("weir-client", "weir-meta", "weir-home", "weir-rpc", "weir-store", "weir-kv")
 
 LITERAL = re.compile(

@@ -81,7 +81,7 @@ impl Inner {
         let inode = &file.inode;
         if inode.lock().lease.is_write() {
             // The lease came before the token; bytes written under it meanwhile may not be committed yet.
-            return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
+            return Err(Error::stale(format!("file {}: no other client has it open any more", inode.ino)));
         }
         self.clean_old_tail(inode).await?;
         self.leave_inode_now(inode, held).await?;
@@ -158,7 +158,10 @@ impl Inner {
         let sent = {
             let sends = self.may_send_direct(inode).await?;
             if inode.lock().lease.is_write() {
-                return Err(Error::stale(format!("file {}: nobody else has it open any more", inode.ino)));
+                return Err(Error::stale(format!(
+                    "file {}: no other client has it open any more",
+                    inode.ino
+                )));
             }
             self.send_direct(inode, sends, own, 0, &bytes, true).await
         };

@@ -276,7 +276,7 @@ impl Data {
         let place = view.place(index);
         let request = MarkMissing { place, cell: s.cell(index), version: Version(0), missing: 1 << index };
         if let Err(e) = self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await {
-            tracing::debug!("{} not told of damage in {}: {e}", place.target, s.cell(index));
+            tracing::debug!("damage in {1} was not reported to {0}: {e}", place.target, s.cell(index));
         }
     }
 

@@ -284,7 +284,8 @@ impl Inner {
                 .env
                 .clock
                 .timeout(self.data.left(deadline), self.flush(&inode, Occasion::Closing, false));
-            let late = |_| Err(Error::deadline("its servers do not answer, and this client was told to end"));
+            let late =
+                |_| Err(Error::deadline("its servers do not answer, and this client is shutting down"));
             if let Err(e) = saved.await.unwrap_or_else(late) {
                 tracing::error!("shutdown: file {} was not saved: {e}", inode.ino);
                 first_error = first_error.and(Err(e));

@@ -247,7 +247,7 @@ impl Inner {
             }
             if self.data.left(deadline).is_zero() {
                 return Err(Error::deadline(format!(
-                    "write file {}: who reads it elsewhere takes the word to write it back each time",
+                    "write file {}: readers on other clients revoke its write lease each time",
                     inode.ino
                 )));
             }
@@ -396,7 +396,7 @@ impl Inner {
         let idle: Vec<_> = self.all_inodes().into_iter().filter(idle).take(excess.min(RETURN_MAX)).collect();
         for inode in idle {
             if let Err(e) = self.release_lease(&inode).await {
-                tracing::debug!("lease on {} was not given back: {e}", inode.ino);
+                tracing::debug!("the lease on {} was not returned: {e}", inode.ino);
                 return;
             }
             // A lookup may have brought it back meanwhile.

@@ -132,9 +132,7 @@ impl Inner {
             if tx.send(locked).is_err() && granted {
                 let undo = LockWish { kind: None, ..wish };
                 if let Err(e) = me.ask_lock(ino, handle, undo, 0).await {
-                    tracing::warn!(
-                        "file {ino}: a lock that nobody waits for any more was not given back: {e}"
-                    );
+                    tracing::warn!("file {ino}: a lock without a waiter was not released: {e}");
                 }
             }
         });

@@ -198,7 +198,7 @@ impl Inner {
         if !is_alone {
             // Bytes that other clients write past the size from now on are not old.
             return Err(Error::stale(format!(
-                "file {}: others write it, too, now: what is old goes under the append token",
+                "file {}: other clients write it now: old bytes are removed under the append token",
                 inode.ino
             )));
         }

@@ -325,7 +325,7 @@ impl Inner {
             }
             if self.env.clock.timeout(self.data.left(deadline), changed).await.is_err() {
                 return Err(Error::deadline(format!(
-                    "file {}: what is being written to stripe {stripe} takes too long",
+                    "file {}: a write to stripe {stripe} takes too long",
                     inode.ino
                 )));
             }

@@ -290,7 +290,7 @@ enum Around {
 
 /// Sends a target more bytes than the largest packet holds, over a new connection, and gets them back.
 async fn ping(channel: &Channel, target: TargetId, patience: Duration) -> Result<()> {
-    channel.disconnect("looked at anew");
+    channel.disconnect("probed again");
     let payload = Payload::from(Bytes::from(vec![0; PROBE_BYTES]));
     match channel.call_now(&StatTarget { target }, payload, patience).await {
         // The node is starting, for example: the link works.

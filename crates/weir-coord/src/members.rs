@@ -189,7 +189,7 @@ impl Members {
         let still = self.reports.get(&target).is_some_and(|r| r.failed);
         if still && self.live_instance(known.node).is_some() {
             return Err(Error::invalid(format!(
-                "the process that serves {target} says that its disk failed; hint: mend or replace the disk, start the \
+                "the process that serves {target} reported that its disk failed; hint: repair or replace the disk, start the \
                  process again, then clear the target"
             )));
         }
@@ -402,7 +402,7 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
     }
     if join.addrs.is_empty() {
         return Err(Error::invalid(format!(
-            "node {:?} announces no address: nobody could reach it",
+            "node {:?} announces no address, so it cannot be reached",
             join.name
         )));
     }

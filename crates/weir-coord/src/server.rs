@@ -480,7 +480,7 @@ impl Service for Coordinator {
         let event = Event::Disconnected { connection: connection.id() };
         if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
             let events = self.events.clone();
-            self.env.tasks.spawn("tell of a broken connection", async move {
+            self.env.tasks.spawn("report a broken connection", async move {
                 let _ = events.send(event).await; // the coordinator has stopped
             });
         }
@@ -499,7 +499,7 @@ fn check_is_meant(map: &ClusterMap, config: &CoordConfig) -> Result<()> {
 }
 
 fn no_state() -> Error {
-    Error::damaged("the coordinator's state is not there; hint: restore its directory from a copy")
+    Error::damaged("the coordinator's state is missing; hint: restore its directory from a copy")
 }
 
 fn certified(

@@ -358,7 +358,7 @@ mod format {
     pub fn decode(file: &[u8]) -> Result<State> {
         let damaged = |what: &str| Error::damaged(format!("{what}; hint: restore the file from a copy"));
         if file.get(..8) != Some(MAGIC.as_slice()) {
-            return Err(damaged("this is no coordinator state"));
+            return Err(damaged("this is not a coordinator state"));
         }
         let body = file.get(12..).ok_or_else(|| damaged("the state is cut short"))?;
         if file[8..12] != crc32c(body).to_le_bytes() {

@@ -93,7 +93,7 @@ fn possible_processors() -> Result<usize> {
     let path = "/sys/devices/system/cpu/possible";
     let text = std::fs::read_to_string(path)?;
     count_processors(text.trim())
-        .ok_or_else(|| Error::new(ErrorKind::InvalidData, format!("{path} says {text:?}")))
+        .ok_or_else(|| Error::new(ErrorKind::InvalidData, format!("{path} contains {text:?}")))
 }
 
 /// `0-3,8`: five.

@@ -55,7 +55,9 @@ impl Arrived {
             return Err(malformed("has no number to answer under".into()));
         }
         if payload_bytes > payload_bytes_max {
-            return Err(malformed(format!("says {payload_bytes} bytes are in {payload_bytes_max}")));
+            return Err(malformed(format!(
+                "{payload_bytes} payload bytes do not fit into {payload_bytes_max}"
+            )));
         }
         let argument_bytes = whole_bytes.checked_sub(IN_HEADER_BYTES + payload_bytes);
         let Some(argument_bytes) = argument_bytes.filter(|bytes| *bytes <= ARGUMENT.len()) else {

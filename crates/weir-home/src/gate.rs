@@ -65,7 +65,7 @@ impl Gate {
             state.waiting.push_back((units, tx));
             rx
         };
-        waits.await.expect("who waits holds the gate, and it holds the other end")
+        waits.await.expect("a waiting task holds the gate, which holds the other end")
     }
 
     fn let_in(&self) {

@@ -326,7 +326,7 @@ impl Verify {
             match self.compare(thing).await? {
                 Seen::Unknown(_) if is_gone(&self.client, ino).await => {}
                 Seen::Unknown(_) if quiet => {
-                    let why = format!("{path} is not at home, and nothing of it is on its way there");
+                    let why = format!("{path} is not at home, and no part of it is in flight");
                     let wrong = Wrong { ino: Some(ino), is_file: kind == FileKind::Regular, path, why };
                     verified.note(Seen::Wrong(wrong), &mut Doubtful::default());
                 }

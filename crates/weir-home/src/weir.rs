@@ -270,7 +270,7 @@ impl Inner {
                 return Ok(());
             }
             let error = Error::stale(format!(
-                "{} is marked as another home (its .weir-home says {:?}, expected {:?}): give the right directory, or \
+                "{} is marked as another home (its .weir-home has {:?}, expected {:?}): give the right directory, or \
                  remove .weir-home there if it is to be ours",
                 self.url,
                 String::from_utf8_lossy(&text).trim_end(),

@@ -82,10 +82,7 @@ impl Kv for Engine {
     fn wait_durable(&self, seq: CommitSeq) -> BoxFuture<'static, Result<()>> {
         if seq > self.core.journal.durable() && seq > self.core.state().seq {
             return Box::pin(async move {
-                Err(Error::invalid(format!(
-                    "somebody waits for the transaction {}, which was never made",
-                    seq.0
-                )))
+                Err(Error::invalid(format!("a caller waits for transaction {}, which was never made", seq.0)))
             });
         }
         let (core, term) = (self.core.clone(), self.core.term.load(Ordering::Acquire));

@@ -70,7 +70,7 @@ pub(crate) fn decode_segment_header(bytes: &[u8]) -> Result<SegmentHeader> {
         return Err(Error::damaged(format!("the segment ends after {} bytes", bytes.len())));
     }
     if bytes[8..16] != MAGIC {
-        return Err(Error::damaged("this is no journal segment (wrong magic)"));
+        return Err(Error::damaged("this is not a journal segment (wrong magic)"));
     }
     if u32_at(bytes, 0) != crc32c(&bytes[CHECKSUM_BYTES..SEGMENT_HEADER_USED]) {
         return Err(Error::damaged("the segment's header fails its checksum"));

@@ -218,7 +218,7 @@ impl Core {
             return Err(Error::invalid(format!("a record of {of} cannot follow {last_epoch} under {epoch}")));
         }
         if entry.body.is_empty() {
-            return Err(Error::invalid(format!("the record {} says nothing", entry.seq.0)));
+            return Err(Error::invalid(format!("the record {} is empty", entry.seq.0)));
         }
         let mut changes = Delta::default();
         replay(&entry.body, &mut changes).map_err(|e| Error::invalid(e.context))?;

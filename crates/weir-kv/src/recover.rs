@@ -338,7 +338,7 @@ impl Found {
         let header = decode_segment_header(&bytes).map_err(|e| e.doing(&doing))?;
         if header.number != number {
             let written = header.number;
-            return Err(Error::damaged(format!("{doing}: its header says that it is number {written}")));
+            return Err(Error::damaged(format!("{doing}: its header has the number {written}")));
         }
         let segment = Segment::open(&*shelf.disk, number, header.version, path).map_err(io)?;
         Ok(Found { segment: Arc::new(segment), bytes })
@@ -373,8 +373,8 @@ impl Found {
         let was_durable = |r: &Record<'_>| walked.truncate_to.is_none_or(|to| last < to) && r.durable > last;
         if let Some(later) = behind.filter(was_durable) {
             return Err(Error::damaged(format!(
-                "the journal {path} is damaged at byte {at}: the record {} was durable and cannot be read (the record \
-                 {} behind it says so); restore the directory",
+                "the journal {path} is damaged at byte {at}: the record {} was durable and cannot be read (shown by \
+                 record {} behind it); restore the directory",
                 last.0 + 1,
                 later.seq.0,
             )));

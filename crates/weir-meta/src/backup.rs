@@ -90,7 +90,7 @@ fn find(read: &dyn Read, volume: VolumeId, url: &str) -> Result<Option<BackupRec
     if record.url == url {
         return Ok(Some(record));
     }
-    let why = format!("{url} cannot be told from {}, by chance: write it in another way", record.url);
+    let why = format!("{url} has the same hash as {} by chance: write it in another way", record.url);
     Err(Error::invalid(why))
 }
 
@@ -160,7 +160,7 @@ fn unknown(volume: &str, url: &str) -> Error {
     Error::not_found(format!("no backups of volume {volume:?} go to {url}"))
 }
 fn busy(volume: &str) -> Error {
-    Error::name(NameRule::Busy, format!("somebody makes a backup of volume {volume:?} at this moment"))
+    Error::name(NameRule::Busy, format!("a backup of volume {volume:?} is already in progress"))
 }
 
 pub fn take(cx: &mut Cx<'_>, r: &BackupTake) -> Result<BackupTaken> {

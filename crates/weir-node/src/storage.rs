@@ -140,10 +140,7 @@ async fn begin_runs(env: &Env, place: &StoragePlace, targets: Vec<Checked>) -> R
     let mut begun = Vec::new();
     for Checked { dir, identity } in targets {
         if weir_store::inspect::has_lost_index(&*env.disk, &dir)? {
-            tracing::warn!(
-                "{} has slabs, but no index says what is in them: it begins as an empty target",
-                dir.display()
-            );
+            tracing::warn!("{} has slabs, but no index of them: it begins as an empty target", dir.display());
         }
         let index = weir_store::open_index_with(env, &dir, place.index).await?;
         let history = runs::begin(&index, RunId(env.rng.next_u64())).await?;

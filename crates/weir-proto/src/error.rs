@@ -236,7 +236,7 @@ impl Wire for Error {
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
         let n = u8::decode(r)?;
         let kind = ErrorKind::from_number(n)
-            .ok_or_else(|| crate::wire::malformed(format!("{n} is no kind of error")))?;
+            .ok_or_else(|| crate::wire::malformed(format!("{n} is not a kind of error")))?;
         Ok(Error { kind, context: String::decode(r)? })
     }
 }

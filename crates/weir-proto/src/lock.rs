@@ -34,7 +34,7 @@ impl LockRange {
         if start <= end && end <= LOCK_END {
             return Ok(LockRange { start, end });
         }
-        Err(Error::invalid(format!("{start} to {end} is no range of bytes that can be locked")))
+        Err(Error::invalid(format!("{start} to {end} is not a range of bytes that can be locked")))
     }
     pub fn overlaps(self, other: LockRange) -> bool {
         self.start <= other.end && other.start <= self.end

@@ -244,7 +244,7 @@ macro_rules! wire_enum {
                 match u8::decode(r)? {
                     $($number => Ok($name::$case),)*
                     n => Err($crate::Error::invalid(format!(
-                        "malformed message: {n} is no {}", stringify!($name)))),
+                        "malformed message: {n} is not a {}", stringify!($name)))),
                 }
             }
         }
@@ -273,7 +273,7 @@ macro_rules! wire_union {
                 match <u8 as $crate::Wire>::decode(r)? {
                     $($number => Ok($name::$case { $($field: <$ty as $crate::Wire>::decode(r)?),* }),)*
                     n => Err($crate::Error::invalid(format!(
-                        "malformed message: {n} is no {}", stringify!($name)))),
+                        "malformed message: {n} is not a {}", stringify!($name)))),
                 }
             }
         }

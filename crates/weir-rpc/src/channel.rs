@@ -384,7 +384,8 @@ impl Inner {
         let Some(name) = &at.name else { return dialed };
         match dialed {
             Ok(connection) if connection.peer().name != *name => {
-                let other = format!("connect to {addr}: {:?} is there, not {name:?}", connection.peer().name);
+                let other =
+                    format!("connect to {addr}: {:?} answers there, not {name:?}", connection.peer().name);
                 connection.close("another node was meant");
                 Err(Error::unavailable(other))
             }

@@ -369,7 +369,7 @@ fn a_channel_follows_its_node_and_accepts_no_other() {
         let e =
             channel.call(&Echo { words: String::new() }, vec![], Duration::from_secs(3)).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Unavailable);
-        assert!(e.context.contains("\"another\" is there, not \"server\""), "{e}");
+        assert!(e.context.contains("\"another\" answers there, not \"server\""), "{e}");
         let (_second, _, _) = server(&world.node("one"), &at(2)).await;
         known.lock().unwrap().addrs = vec![at(2)];
         channel.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();

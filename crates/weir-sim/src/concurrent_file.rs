@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     fn writer(process: usize) -> Writer {
-        let who = Who { client: process, life: 1, truncations: 0 };
+        let who = Who { client: process, life: 1, cuts: 0 };
         Writer { who, process, sure: true, at: Instant(0) }
     }
     fn span(from: Moment, to: Moment) -> ReadSpan<'static> {

@@ -111,7 +111,7 @@ pub async fn inspect(
             return Err(Error::not_found(format!("{} holds no target: it has no index", dir.display())));
         }
         let problem = format!(
-            "the index of the target in {} is missing: nothing says what is in its slabs; hint: if it was moved away, put \
+            "the index of the target in {} is missing, so the contents of its slabs are unknown; hint: if it was moved away, put \
              it back before the target is started; else start the target, which is then refilled from the others",
             dir.display()
         );

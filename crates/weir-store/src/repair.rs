@@ -307,7 +307,7 @@ impl StorageNode {
         let drops = !stale.is_empty();
         if drops {
             let numbers: Vec<Seq> = stale.keys().copied().collect();
-            tracing::debug!(target_id = %acting.target.store.target, %cell, %upto, ?numbers, "overlays that nobody else has are dropped");
+            tracing::debug!(target_id = %acting.target.store.target, %cell, %upto, ?numbers, "overlays that no other member has are dropped");
         }
         let mut copies = Vec::new();
         loop {
@@ -372,7 +372,7 @@ impl StorageNode {
                 false => self.copy_overlays(&acting, cell).await,
             };
             if let Err(e) = mended {
-                tracing::debug!(%cell, "mend a damaged fragment: {e}");
+                tracing::debug!(%cell, "repair a damaged fragment: {e}");
             }
         }
         Ok(())

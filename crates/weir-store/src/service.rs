@@ -296,7 +296,7 @@ impl StorageNode {
             return Err(crate::cells::lower_epoch(place.group, place.epoch, group.epoch));
         }
         let position = group.members.iter().position(|m| m.target == place.target).ok_or_else(|| {
-            Error::stale(format!("{} is no member of {} under {}", place.target, place.group, place.epoch))
+            Error::stale(format!("{} is not a member of {} under {}", place.target, place.group, place.epoch))
         })?;
         let scope = Scope::at(group, position);
         Ok(Admit::Ready(Acting { target, scope, map: map.clone(), position }))
@@ -485,7 +485,7 @@ impl StorageNode {
             let ended = target.under_way.ended(r.file, r.fence);
             if node.env.clock.timeout(FENCE_PATIENCE, ended).await.is_err() {
                 return Err(Error::unavailable(format!(
-                    "truncation of file {}: what was written before it under token epochs below {} has not ended yet",
+                    "truncation of file {}: earlier writes under token epochs below {} have not ended yet",
                     r.file, r.fence
                 )));
             }

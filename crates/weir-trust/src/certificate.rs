@@ -297,7 +297,7 @@ fn authority_params(cluster: ClusterId) -> CertificateParams {
 fn period(now: u64, life: u64) -> Result<(OffsetDateTime, OffsetDateTime)> {
     let at = |unix_s: u64| {
         let time = i64::try_from(unix_s).ok().and_then(|s| OffsetDateTime::from_unix_timestamp(s).ok());
-        time.ok_or_else(|| Error::invalid(format!("the clock of this machine says {unix_s} s since 1970")))
+        time.ok_or_else(|| Error::invalid(format!("the clock of this machine shows {unix_s} s since 1970")))
     };
     Ok((at(now.saturating_sub(CLOCKS_DIFFER_S))?, at(now.saturating_add(life))?))
 }

@@ -184,7 +184,7 @@ fn failed(e: &rustls::Error) -> Error {
             "the two ends have no suite in common; hint: compare node.suites and node.trusted_networks of both",
         ),
         rustls::Error::AlertReceived(alert) => {
-            Error::denied(format!("the peer ended the handshake ({alert:?}); hint: its log says why"))
+            Error::denied(format!("the peer ended the handshake ({alert:?}); hint: its log has the reason"))
         }
         e => Error::denied(format!("handshake: {e}")),
     }

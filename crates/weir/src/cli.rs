@@ -115,7 +115,7 @@ pub enum Command {
     /// Manage homes of volumes: state, lag, backlog, conflicts
     #[command(subcommand)]
     Relation(crate::commands::relation::RelationCommand),
-    /// Say where users may have homes of their volumes, and what movers may do there
+    /// Manage the places where users may have homes, and what movers may do there
     #[command(subcommand)]
     Home(HomeCommand),
     /// Manage rules for mounts: which nodes may use which volumes, and as whom
@@ -176,7 +176,7 @@ Exit status:
 
 const CLIENT_LIST: &str = "\
 OPEN: files that its programs have open, TO WRITE of them for writing. LEASES: files and directories that it caches; others wait for AWAITED \
-of them. UNWRITTEN: bytes that programs have written and that no target has yet, as it said up to five seconds ago.";
+of them. UNWRITTEN: bytes that programs have written and that no target has yet, as reported up to five seconds ago.";
 
 #[derive(Subcommand)]
 pub enum ClientCommand {
@@ -210,7 +210,7 @@ const HOME_RULES: &str = "\
 The place is a directory (file:///archive), or a part of an S3 bucket or of another Weir. In a directory, users name homes that they own;
 symbolic links do not lead out of it. Of several rules the one with the longest path counts, also for homes that root names there.
 
-Unless the rule says otherwise, files of root get user and group 65534 on the other side, files lose the bits and the capability with
+Unless the rule allows it, files of root get user and group 65534 on the other side, files lose the bits and the capability with
 which they run as their owner, and devices are not copied.";
 
 #[derive(Subcommand)]

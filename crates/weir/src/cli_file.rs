@@ -18,7 +18,7 @@ pub enum FileCommand {
     Pin(ManyPaths),
     /// Allow eviction of these files again
     Unpin(ManyPaths),
-    /// Show bytes stored here and at home only, pinned files, recalls under way
+    /// Show bytes stored here and at home only, pinned files, recalls in progress
     State(ManyPaths),
 }
 

@@ -106,7 +106,7 @@ pub struct CreateToken {
     #[arg(long, value_name = "NET")]
     pub from: Vec<Network>,
     /// Address of the coordinator that goes into the token, HOST:PORT, if it is not the one that the
-    /// coordinator says
+    /// coordinator announces
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Vec<String>,
     #[command(flatten)]

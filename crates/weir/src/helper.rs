@@ -248,7 +248,7 @@ impl Call {
             places.extend(["--config".into(), MACHINE_CONFIG.into()]);
         } else if !has_place {
             return Err(Failure::new(
-                Error::invalid(format!("{source} does not say which cluster to mount")),
+                Error::invalid(format!("{source} does not name a cluster to mount")),
                 format!(
                     "-o cluster=HOST:PORT, -o cluster=DIRECTORY of `weir up`, -o config=FILE, or a file {MACHINE_CONFIG}"
                 ),

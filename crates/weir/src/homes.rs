@@ -179,7 +179,7 @@ fn actor(user: &str) -> Outcome<Option<Actor>> {
     if uid == 0 || own != 0 {
         let why = if uid == 0 { "that is the superuser" } else { "this mover does not run as root" };
         return Err(Fault::Denied(Error::denied(format!(
-            "movers cannot act as user {user:?}, as a rule says: {why}; correct the rule's --run-as"
+            "movers cannot act as user {user:?}, as a rule demands: {why}; correct the rule's --run-as"
         ))));
     }
     Ok(Some(Actor { uid, gid, groups: numbers("-G")? }))

@@ -245,7 +245,7 @@ impl Node {
         tracing::warn!("{count} calls of programs still waited: they end with an error, as the mount ends");
         let reported = |path: &Path| PidFile { ended_calls: count, ..PidFile::own(true)? }.write(path);
         if let Some(Err(e)) = self.pid_file.as_deref().map(reported) {
-            tracing::info!("`weir down` will not say so: {}", e.error);
+            tracing::info!("`weir down` will not report this: {}", e.error);
         }
     }
 }

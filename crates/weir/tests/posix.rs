@@ -65,9 +65,9 @@ fn pjdfstest_passes() {
         );
         let mut command = Command::new("unshare");
         let output = command.env("RUST_BACKTRACE", "0").args(["-m", "sh", "-c", &script]).output().unwrap();
-        let output = text(&output.stdout);
-        assert!(output.status.success(), "{output}\n{}", text(&output.stderr));
-        output
+        let printed = text(&output.stdout);
+        assert!(output.status.success(), "{printed}\n{}", text(&output.stderr));
+        printed
     };
     let output = run(PJDFSTEST, "");
     let skipped: Vec<&str> = output
@@ -407,21 +407,21 @@ fn birth_times_are_reported() {
     assert_eq!(there.created().unwrap(), birth);
     assert!(there.modified().unwrap() > birth);
 
-    // What is told beside it is the same as by stat(2).
+    // The other fields are the same as by stat(2).
     let device = cluster.mount().join("device");
     common::shell(&format!("mknod {} c 259 70000", device.display()));
     for path in [&device, &cluster.mount().join("g"), &cluster.mount().to_path_buf()] {
         let all = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
+        let statx = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
         let stat = rustix::fs::lstat(path).unwrap();
-        assert!(StatxFlags::from_bits_retain(stat.stx_mask).contains(all), "{:x}", stat.stx_mask);
+        assert!(StatxFlags::from_bits_retain(statx.stx_mask).contains(all), "{:x}", statx.stx_mask);
         assert_eq!(
-            (u32::from(stat.stx_mode), stat.stx_ino, stat.stx_size as i64, u64::from(stat.stx_nlink)),
+            (u32::from(statx.stx_mode), statx.stx_ino, statx.stx_size as i64, u64::from(statx.stx_nlink)),
             (stat.st_mode, stat.st_ino, stat.st_size, stat.st_nlink)
         );
-        let rdev = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+        let rdev = rustix::fs::makedev(statx.stx_rdev_major, statx.stx_rdev_minor);
         assert_eq!(
-            (rdev, stat.stx_uid, stat.stx_mtime.tv_nsec as u64),
+            (rdev, statx.stx_uid, statx.stx_mtime.tv_nsec as u64),
             (stat.st_rdev, stat.st_uid, stat.st_mtime_nsec)
         );
     }

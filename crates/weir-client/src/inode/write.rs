@@ -271,7 +271,7 @@ impl WriteState {
         self.send_count += 1;
         let (id, write_generation) = (self.send_count, self.generation);
         let before = self.sending.insert(stripe, Sending { id, write_generation, parts });
-        assert!(before.is_none(), "of stripe {stripe} a send is under way: later bytes could arrive first");
+        assert!(before.is_none(), "a send of stripe {stripe} is in flight: later bytes could arrive first");
         self.touch(stripe, end);
         id
     }

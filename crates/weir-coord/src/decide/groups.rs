@@ -213,7 +213,7 @@ pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) ->
     if wanted.is_empty() && !asked().any(|pool| map.groups_of(pool, scheme).is_some()) {
         let up = all.iter().map(|p| candidates(map, p).len()).max().unwrap_or(0);
         return Err(Error::invalid(format!(
-            "scheme {scheme} needs {} targets that are up in one pool, {up} are there",
+            "scheme {scheme} needs {} targets that are up in one pool, {up} are up",
             scheme.width()
         )));
     }
@@ -381,7 +381,7 @@ pub(super) fn catch_up<P: Place>(
     lacks: Option<String>,
 ) -> Result<bool> {
     let place = places.iter().find(|p| p.id() == id);
-    let state = place.ok_or_else(|| Error::invalid(format!("{id} is no member of {group}")))?.state();
+    let state = place.ok_or_else(|| Error::invalid(format!("{id} is not a member of {group}")))?.state();
     if said != *epoch {
         // The member may have been away in between: it must check again under the present epoch.
         return Err(Error::stale(format!("{group} is at {epoch}, not {said}: check again")));

@@ -22,11 +22,11 @@ pub fn take_lead(
 ) -> Result<(NamespaceId, Epoch)> {
     let name = &lead.namespace;
     let node = map.node(lead.node).filter(|n| n.role == Role::Meta);
-    let node = node.ok_or_else(|| Error::denied(format!("{} is no metadata role", lead.node)))?.id;
+    let node = node.ok_or_else(|| Error::denied(format!("{} is not a metadata server", lead.node)))?.id;
     let present = match map.namespaces.iter().position(|v| v.name == *name) {
         Some(at) if map.copies_of(map.namespaces[at].id).is_some() => {
             return Err(Error::denied(format!(
-                "namespace {name:?} has copies on several nodes, and the coordinator says which one leads; hint: use a \
+                "namespace {name:?} has copies on several nodes, and the coordinator decides which one leads; hint: use a \
                  program of this release for all of them"
             )));
         }
@@ -97,7 +97,7 @@ fn may_continue(
         return Err(Error::denied(format!(
             "the directory is an old copy of namespace {:?}: it holds {} changes, and the newest is known to hold {known}; \
              hint: put the newest one back. A copy is not used, because new files would get the space of existing ones. If \
-             the newest is lost, found the namespace anew in an empty directory (`weir meta --new --instead-of {}`) and bring the \
+             the newest is lost, found the namespace again in an empty directory (`weir meta --new --instead-of {}`) and bring the \
              files back from their homes and backups",
             entry.name, lead.changes, entry.uuid
         )));
@@ -125,7 +125,7 @@ fn no_directory_of(map: &ClusterMap, lead: &LeadNamespace) -> Error {
         )),
         None => Error::denied(format!(
             "the directory holds namespace {name:?}, which the coordinator of cluster {} does not know; hint: the \
-             coordinator's directory may be an old copy, or founded anew; put the right one back",
+             coordinator's directory may be an old copy, or a new one; put the right one back",
             map.cluster
         )),
     }

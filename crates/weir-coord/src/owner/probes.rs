@@ -20,7 +20,7 @@ impl Owner {
         let Some(member) = group.members.iter().find(|m| m.target == report.target) else {
             return refuse(
                 answer,
-                Error::invalid(format!("{} is no member of {}", report.target, report.group)),
+                Error::invalid(format!("{} is not a member of {}", report.target, report.group)),
             );
         };
         let reporter_is_late = group.epoch > report.epoch || member.state == MemberState::Down;

@@ -191,7 +191,7 @@ fn check_mark(root: &OwnedFd, config: &FileHomeConfig) -> Outcome<()> {
         Some(text) => {
             let text = String::from_utf8_lossy(&text);
             let error = Error::stale(format!(
-                "{shown} is marked as another home (its .weir-home says {:?}, expected {:?}): it belongs to another \
+                "{shown} is marked as another home (its .weir-home has {:?}, expected {:?}): it belongs to another \
                  relation or is a copy; give the right directory, or remove .weir-home there if it is to be ours",
                 text.trim_end(),
                 wished.trim_end()

@@ -89,7 +89,7 @@ impl Inner {
         {
             // Not completed, which would have made another object: the service aborted it, with its contents.
             let error = Error::stale(format!(
-                "{path} at home: the upload of it that was under way is gone, with the parts that were sent: perhaps the \
+                "{path} at home: its upload in progress is gone, with the parts that were sent: perhaps the \
                  bucket gives uploads up after some days; `weir relation resolve … --keep volume` sends all of it again"
             ));
             return Err(Fault::new(FaultKind::Diverged, path, error));

@@ -144,7 +144,7 @@ impl Inner {
             return Ok(());
         }
         let error = Error::stale(format!(
-            "the bucket is marked as another home ({key} says {:?}, expected {:?}): give the right bucket or prefix, or \
+            "the bucket is marked as another home ({key} has {:?}, expected {:?}): give the right bucket or prefix, or \
              remove that object if it is to be ours",
             String::from_utf8_lossy(&text).trim_end(),
             wished.trim_end()

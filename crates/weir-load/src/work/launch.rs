@@ -182,7 +182,9 @@ pub fn worker_main() -> Result<()> {
         None => Err(Error::invalid("the process that started this worker has ended")),
     };
     let work: Work = serde_json::from_str(&line()?).map_err(|e| {
-        Error::invalid(format!("this is no work: {e} (`worker` is started by `bench`, not by hand)"))
+        Error::invalid(format!(
+            "this is not a job of `bench`: {e} (`worker` is started by `bench`, not by hand)"
+        ))
     })?;
     let result = work.run(&mut || {
         println!("{READY}");

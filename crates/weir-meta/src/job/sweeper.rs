@@ -33,7 +33,7 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
             Ok(Swept::Nothing) => leader.garbage.notified().await,
             Ok(Swept::All) => {}
             Ok(Swept::Some(e)) => {
-                tracing::debug!("the sweep of deleted files goes on in {RETRY_AFTER:?}: {e}");
+                tracing::debug!("the sweep of deleted files continues in {RETRY_AFTER:?}: {e}");
                 leader.env.clock.sleep(RETRY_AFTER).await;
             }
             Err(e) => {

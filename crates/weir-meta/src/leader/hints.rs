@@ -16,7 +16,7 @@ pub fn hint(env: &Env, sessions: &Sessions, woken: Vec<Woken>) {
         };
         env.tasks.spawn("lock hint", async move {
             if let Err(e) = connection.call(&LockFree { ticket }, Vec::new(), HINT_PATIENCE).await {
-                tracing::debug!("the hint that a lock is there was lost: {e}");
+                tracing::debug!("the hint that a lock is free was lost: {e}");
             }
         });
     }

@@ -176,7 +176,7 @@ impl Leader {
             return Err(e.doing(what));
         }
         let text = format!("{what}: {e}");
-        tracing::error!("{text}; this is tried again every {RETRY_JOB_S} s, all else goes on");
+        tracing::error!("{text}; this is tried again every {RETRY_JOB_S} s, other jobs continue");
         let retry = Duration::from_secs(RETRY_JOB_S);
         let action = format!("this is tried again every {RETRY_JOB_S} s; see the log of the metadata server");
         self.failing.failed(self.env.clock.now(), retry, ("job-failed", what), text, action);

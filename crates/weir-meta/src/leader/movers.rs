@@ -90,7 +90,7 @@ impl Leader {
         }
         drop(queues);
         if let Err(e) = self.recall_own(&away) {
-            tracing::debug!("bring bytes back to be shipped: {e}"); // they are requested again
+            tracing::debug!("recall bytes to be shipped: {e}"); // they are requested again
         }
         Ok((leased, noted, wanted))
     }

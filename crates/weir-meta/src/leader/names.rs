@@ -23,7 +23,7 @@ impl Leader {
     /// The reason of the delay.
     pub(crate) fn why_not_cloned(&self, dir: InodeId) -> Option<String> {
         let failed = self.clones.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        failed.get(&dir).map(|(_, why)| format!("what is in directory {dir} is not cloned yet: {why}"))
+        failed.get(&dir).map(|(_, why)| format!("the entries of directory {dir} are not cloned yet: {why}"))
     }
 
     /// An operation waits for the names of a directory.
@@ -97,6 +97,6 @@ impl Leader {
             (None, _) if queue.listings.is_out(dir) => "a mover reads it at home".to_owned(),
             (None, _) => "movers read other directories first".to_owned(),
         };
-        Some(format!("what is in directory {dir} is not known here yet: {why}"))
+        Some(format!("the entries of directory {dir} are not known here yet: {why}"))
     }
 }

@@ -135,7 +135,7 @@ impl Leader {
             let Some(stripe) =
                 layout_to_fill(ino, &inode, &|| (self.config.layout)(&NO_POLICY)).map(|l| l.stripe_bytes())
             else {
-                return Err(Error::unavailable("there is no placement group to bring bytes back to"));
+                return Err(Error::unavailable("there is no placement group to recall bytes to"));
             };
             away.stripe_bytes = stripe;
             let (a, b) = (from / stripe * stripe, to.checked_next_multiple_of(stripe).unwrap_or(u64::MAX));

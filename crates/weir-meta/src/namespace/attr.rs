@@ -97,7 +97,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> R
 pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     if r.accesses.len() > ACCESSES_MAX {
         return Err(Error::invalid(format!(
-            "{} accesses told at once: at most {ACCESSES_MAX}",
+            "{} accesses in one request: at most {ACCESSES_MAX}",
             r.accesses.len()
         )));
     }

@@ -280,7 +280,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
 /// A file without a name: it belongs to the session that has it open.
 pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entry> {
     if r.open & meta_open::WRITE == 0 {
-        return Err(Error::invalid("a file without a name that nobody may write is of no use"));
+        return Err(Error::invalid("a file without a name must be opened for writing"));
     }
     let dir = cx.dir_to_write(&r.cred, r.parent)?;
     let mut birth = Birth::of_nameless(cx, dir)?;

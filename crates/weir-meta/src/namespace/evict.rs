@@ -67,7 +67,7 @@ fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
         return Err(busy(ino, "it is pinned"));
     }
     if inode.nlink == 0 {
-        return Err(busy(ino, "it is removed, and home hears of no change of it any more"));
+        return Err(busy(ino, "it is removed, and its changes are not shipped any more"));
     }
     if cx.rules.must_recover(ino, inode) {
         return Err(busy(ino, "its last writer died, and it has not been looked at since"));

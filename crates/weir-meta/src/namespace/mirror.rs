@@ -91,7 +91,7 @@ fn check(r: &ReportRelisting) -> Result<()> {
     };
     match is_ordered && is_behind && is_before {
         true => Ok(()),
-        false => Err(Error::invalid(format!("names of directory {} are told out of order", r.dir))),
+        false => Err(Error::invalid(format!("the names of directory {} arrived out of order", r.dir))),
     }
 }
 

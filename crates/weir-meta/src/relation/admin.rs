@@ -56,7 +56,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
     };
     if r.import && all.iter().any(|(_, other)| other.volume == r.volume) {
         return Err(Error::invalid(format!(
-            "volume {:?} has a home already: what is there stays there",
+            "volume {:?} has a home already: only a first home is imported",
             of.name
         )));
     }
@@ -137,7 +137,7 @@ fn require_fits(r: &RelationAdd, name: &str, all: &[(RelationId, RelationRecord)
     let mirrors = r.direction == Direction::Mirror;
     if mirrors && r.evict {
         return Err(Error::invalid(
-            "all data of a mirror is at home: it may always be evicted, so leave that out",
+            "all data of a mirror is at home: it may always be evicted; omit --evict",
         ));
     }
     if mirrors && own.clone().next().is_some() {
@@ -203,7 +203,7 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
 fn refuse_if_needed(read: &dyn Read, id: RelationId, record: &RelationRecord) -> Result<()> {
     let (start, end) = keys::range_of_short(b'l', id.0);
     if !store::collect(read, &start, &end, 1, |_, _| Ok(()))?.is_empty() {
-        let why = "not all names of the volume have been read at this home yet: `weir relation show` tells how many";
+        let why = "not all names of the volume have been read at this home yet: `weir relation show` has the number";
         return Err(Error::name(NameRule::Busy, why));
     }
     let others: Vec<_> = store::relations(read)?
@@ -244,7 +244,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     let record = store::load_relation(&*cx.txn, r.relation)?;
     volume::load_as_admin(&*cx.txn, &r.cred, record.volume)?;
     if record.mirrors() && r.how == Resolution::KeepVolume {
-        return Err(Error::invalid("a mirror changes nothing at home: only what is there counts"));
+        return Err(Error::invalid("a mirror changes nothing at home: only `--keep home` is possible"));
     }
     let key = keys::conflict(r.relation, r.ino);
     if cx.txn.get(&key)?.is_none() {

@@ -138,7 +138,7 @@ impl ShipQueues {
             };
         }
         if self.queues.get(&id).is_some_and(|queue| queue.brings_back) {
-            return "bytes that are at another home only are brought back first".to_owned();
+            return "bytes that are at another home only are recalled first".to_owned();
         }
         if let Some(why) = self.queues.get(&id).and_then(|queue| queue.listings.failure(now)) {
             return why;

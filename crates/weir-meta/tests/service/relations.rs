@@ -976,7 +976,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
         let (user, mover) = (Client::start(&world, "user").await, Client::start(&world, "mover").await);
         let direction = Direction::Mirror;
         let add = |op, evict| RelationAdd { direction, evict, ..relation_to(op, "file:///data") };
-        assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("leave that out"));
+        assert!(user.call(&add(user.op(), true)).await.unwrap_err().context.contains("omit --evict"));
         let relation = user.call(&add(user.op(), false)).await.unwrap().id;
         let other = user.call(&relation_to(user.op(), "file:///other")).await.unwrap_err();
         assert!(other.context.contains("mirrors a home"), "{other}");

@@ -156,7 +156,7 @@ pub fn prepare(
     if let Some(seal) = uncommitted.iter().filter(|_| !fragment.seal).find(is_above) {
         let (version, seal) = (fragment.version, seal.version);
         return Err(Error::exists(format!(
-            "cell {cell}: version {version} is below the seal {seal} under way"
+            "cell {cell}: version {version} is below the seal {seal} in progress"
         )));
     }
     let kept = [fragment.extent, base_extent(txn, cell)?];

@@ -305,7 +305,7 @@ impl StorageNode {
             tracing::warn!(target_id = %store.target, %cell, ?adopted, "overlays that others have were missing here: adopted");
         }
         if !void.is_empty() {
-            tracing::debug!(target_id = %store.target, %cell, ?void, "overlays that not everybody has are void now");
+            tracing::debug!(target_id = %store.target, %cell, ?void, "overlays that some member lacks are void now");
         }
         acting.target.progress.notify_waiters();
         store.durable(committed).await?;

@@ -8,7 +8,7 @@ impl Store {
     pub fn drop_cell_older(&self, cell: CellId, before: Epoch) -> Result<CommitSeq> {
         self.change(&mut |txn, delta| match get::<Header>(txn, &header_key(cell))? {
             Some(h) if h.epoch < before => {
-                tracing::trace!(on = %self.target, %cell, "dropped: nobody else knows it");
+                tracing::trace!(on = %self.target, %cell, "dropped: no other member has it");
                 cells::drop_cell(txn, cell, delta)
             }
             _ => Ok(()),
@@ -219,7 +219,7 @@ impl Store {
     /// Drops a prepared version unless its writer, or a member that decides about it, requested it under the
     /// scope's epoch.
     pub fn drop_aborted(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
-        tracing::debug!(on = %self.target, %cell, %version, "what was prepared here was given up meanwhile");
+        tracing::debug!(on = %self.target, %cell, %version, "a version prepared here was aborted meanwhile");
         self.change(&mut |txn, delta| cells::drop_prepared_before(txn, cell, version, scope.epoch, delta))
     }
 

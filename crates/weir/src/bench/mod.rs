@@ -55,7 +55,7 @@ pub struct Compare {
 
 #[derive(Subcommand)]
 pub enum Bench {
-    /// The same rows on several directories, side by side in one interleaved run
+    /// The same rows on several directories, in one interleaved run
     Compare(Compare),
     /// Detectors that write frames at their rate, read back and compared
     Detector(Printed<detector::Options>),

@@ -41,7 +41,7 @@ pub fn gone(args: &cli::Gone) -> Outcome<()> {
         return Ok(());
     }
     let error = Error::invalid(format!("{target} is not given up yet"));
-    Err(Failure::new(error, "say --yes if its data does not come back, or --dry-run to see what it would do"))
+    Err(Failure::new(error, "pass --yes if its data will not return, or --dry-run to see what it would do"))
 }
 
 fn count_places(n: usize) -> String {

@@ -142,9 +142,10 @@ fn why_not_recalled(path: &Path, e: Failure) -> Failure {
     let errors = recalls.iter().filter_map(|r| r["error"].as_str());
     let last = errors.rev().find(|e| !e.is_empty()).unwrap_or_default().to_owned();
     match last.is_empty() {
-        true => {
-            Failure { hint: Some("`weir file state` and the mount's log say what it waited for".into()), ..e }
-        }
+        true => Failure {
+            hint: Some("`weir file state` and the mount's log show what it waited for".into()),
+            ..e
+        },
         false => e.doing(last),
     }
 }
@@ -175,7 +176,7 @@ pub fn state(args: &ManyPaths) -> Outcome<()> {
             let recalls = s["recalls"].as_array().map_or(0, Vec::len);
             row.push(match recalls {
                 0 => cell(s, "why_not"),
-                n => format!("{n} recalls wait or are under way"),
+                n => format!("{n} recalls wait or are in progress"),
             });
             row
         })

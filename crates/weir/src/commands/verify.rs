@@ -167,7 +167,7 @@ fn show(relation: &RelationInfo, verified: &Verified, conflicts: u64, as_json: b
         println!("  excluded        {excluded}: by the relation's patterns");
     }
     if *under_way > 0 {
-        println!("  not compared    {under_way}: changes are on their way");
+        println!("  not compared    {under_way}: changes are in flight");
     }
     for w in wrong.iter().take(SHOWN_MAX) {
         match w.ino {

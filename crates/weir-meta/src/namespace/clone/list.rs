@@ -23,7 +23,7 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
     let (number, snapshot) = snapshot::named(cx.read(), r.source, &r.snapshot)?;
     if snapshot.evicted > 0 {
         return Err(Error::unsupported(format!(
-            "{} bytes of volume {:?} were at home only when snapshot {:?} was taken: a clone has no home. Bring them back \
+            "{} bytes of volume {:?} were at home only when snapshot {:?} was taken: a clone has no home. Recall them \
              (`weir relation prefetch`), and clone it then",
             snapshot.evicted, source.name, r.snapshot
         )));

@@ -38,7 +38,7 @@ pub(super) fn check_quota(quota: &Quota) -> Result<()> {
             )));
         }
         if let Some(much) = soft.max(hard).filter(|much| *much > i64::MAX as u64) {
-            return Err(Error::invalid(format!("a limit of {much} {what} is no limit")));
+            return Err(Error::invalid(format!("a limit of {much} {what} is too large")));
         }
     }
     Ok(())

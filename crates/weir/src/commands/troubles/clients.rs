@@ -121,7 +121,7 @@ fn sessions(facts: &Facts, found: &mut Found) {
         }
         let (name, silent) = (&session.client, lasting(session.last_contact_ms / 1000));
         let text = format!(
-            "{name} has said nothing for {silent}, and may have unsaved changes of {} files",
+            "{name} has been silent for {silent}, and may have unsaved changes of {} files",
             session.open_to_write.max(session.write_leases)
         );
         let action = "see whether its machine is up; its files are free for others when they ask for them";

@@ -86,7 +86,7 @@ kinds! {
     "server-down" Warning "metadata" delays 0: "A server is down and another one does its work"
         raised "it sends no heartbeats" cleared "it returns" act "start it again";
     "job-failed" Warning "metadata" delays 0: "A background job of a metadata server fails"
-        raised "its last try failed" cleared "a try succeeds" act "do what its message says; see the server's log";
+        raised "its last try failed" cleared "a try succeeds" act "follow its message; see the server's log";
     "snapshot-late" Warning "metadata" delays 0: "A scheduled snapshot was not taken"
         raised "it is late, or failed" cleared "one is taken" act "see the log of the metadata server";
     "audit-log-fails" Warning "security" delays 0: "The audit log cannot be written"
@@ -174,7 +174,7 @@ kinds! {
     "home-conflicts" Warning "homes" delays 0: "Files are in conflict with their home"
         raised "home was changed by others" cleared "each is decided" act "`weir relation show` lists them";
     "home-lags" Warning "homes" delays 20: "A home is far behind"
-        raised "the oldest change is 15 minutes old" cleared "it catches up" act "`weir relation show` says what limits it";
+        raised "the oldest change is 15 minutes old" cleared "it catches up" act "`weir relation show` has the reason";
     "relation-paused" Warning "homes" delays 40: "Copying is paused"
         raised "an administrator or a limit paused it" cleared "`weir relation resume`" act "`weir relation resume`";
     "mover-down" Warning "homes" delays 77: "A mover does not run"
@@ -187,7 +187,7 @@ kinds! {
         raised "it has tried for 30 s" cleared "it gets through" act "see whether the metadata server runs";
     "client-waits" Degraded "clients" delays 45: "Calls of a client wait for servers"
         raised "they have had no answer for a while" cleared "they are answered" act "see to the servers that are named";
-    "client-silent" Warning "clients" delays 30: "A client with unsaved changes says nothing"
+    "client-silent" Warning "clients" delays 30: "A client with unsaved changes is silent"
         raised "30 s without a word" cleared "it returns, or its files are taken over" act "see whether its machine is up";
     "mount-dead" Warning "clients" delays 85: "A mount is dead"
         raised "its process has ended" cleared "it is mounted again, or cleaned up" act "`weir unmount` cleans it up";

@@ -372,7 +372,7 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             |w| w.known().sessions = vec![session("python on h7", 40_000)],
             Warning,
             "python on h7",
-            "python on h7 has said nothing for 40 s, and may have unsaved changes of 2 files",
+            "python on h7 has been silent for 40 s, and may have unsaved changes of 2 files",
         ),
         (
             |w| {
