@@ -1,7 +1,7 @@
-//! Three coordinators share an etcd, in a simulated world where coordinators die, stand still and are cut
-//! off, and answers of etcd are lost or late. Claims: an acknowledged change stays; a status shows every
-//! change that was acknowledged before it was asked for, whichever coordinator answers; when all is well
-//! again, one leads.
+//! Three coordinators share an etcd, in a simulated world in which coordinators die, stall and are cut off,
+//! and answers of etcd are lost or late. Claims: an acknowledged change stays; a status from any coordinator
+//! shows every change that was acknowledged before the request; after all faults have ended, one coordinator
+//! leads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! What the simulated world promises beyond the contract: repeatability, faults, lives.
+//! What the simulated world guarantees beyond the contract: repeatability, faults, restarts.
 use std::{
     io::ErrorKind,
     path::Path,

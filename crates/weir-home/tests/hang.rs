@@ -1,5 +1,5 @@
-//! Claim: a home that stops answering holds up its own lane and nothing else, within its deadlines; and goes
-//! on when it does. The home is a file system of this test's own, mounted by FUSE, that can be told to hang.
+//! Claim: a home that does not answer delays only its own lane, within its deadlines, and is used again when
+//! it answers. The home is a file system of this test, mounted by FUSE, that hangs on request.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,4 +1,4 @@
-//! What the service promises to several clients, across lost replies, deaf clients and restarts.
+//! What the service guarantees to several clients, with lost replies, silent clients and restarts.
 #[path = "service/access.rs"]
 mod access;
 #[path = "service/births.rs"]

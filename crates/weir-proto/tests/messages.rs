@@ -1,4 +1,4 @@
-//! Every message: decoders survive whatever arrives, and what was encoded is decoded to the same.
+//! Every message: decoders survive any bytes, and an encoded message is decoded to the same.
 #[path = "common/counting.rs"]
 mod counting;
 #[path = "common/dice.rs"]

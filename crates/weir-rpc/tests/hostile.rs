@@ -1,4 +1,5 @@
-//! Whatever a peer sends or leaves unsent, a connection ends with a clear reason and the node goes on.
+//! Claim: for anything that a peer sends or omits, the connection ends with a clear reason, and the node
+//! keeps serving.
 mod common;
 
 use common::*;

@@ -1,7 +1,6 @@
-//! Attacks on connections between nodes that have certificates: each is refused, with a reason that says
-//! what to do.
+//! Attacks on connections between nodes that have certificates: each is refused, with a reason and a remedy.
 //!
-//! A relay stands between the two ends and changes what passes, as somebody on the network could.
+//! A relay between the two ends changes the bytes that pass, as an attacker on the network could.
 mod common;
 
 use common::*;

@@ -1,5 +1,4 @@
-//! Overlays that not everybody has: after a target was full, or a crash, all keepers of a log hold the same
-//! again.
+//! Overlays that some member lacks: after a full target or a crash, all keepers of a log hold the same again.
 mod lab;
 
 use lab::*;

@@ -1,5 +1,5 @@
-//! Claims about comparing versions: a member whose index lost something, or went back to an older state, without
-//! anybody's knowing, is found and repaired; its members' data is not touched.
+//! Claims about comparing versions: a member whose index silently lost entries, or went back to an older
+//! state, is found and repaired; the data of the other members is not touched.
 mod lab;
 
 use lab::*;

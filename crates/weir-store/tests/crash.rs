@@ -1,6 +1,6 @@
 //! A target in the simulator: power cuts and kills at any moment, full disks, failing disks.
 //!
-//! Claim: what was acknowledged is there afterwards, what was not is there whole or not at all, and
+//! Claim: acknowledged writes are present afterwards, others are present as a whole or not at all, and
 //! inspection finds nothing wrong.
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,5 @@
-//! Damaged target images: whatever of a target's directory is broken while its process is away, it is found,
-//! repaired from the others, or refused by name; wrong bytes are never returned.
+//! Damaged target images: any damage to a target's directory while its process is down is found, repaired
+//! from the others, or refused by name; wrong bytes are never returned.
 //!
 //! Four targets with 2+2 in the simulated world, each with a real index on a disk of its own. A damage hits
 //! one of them while it is stopped; then it is started and repaired as in a cluster (or gets an empty disk if

@@ -1,5 +1,5 @@
-//! The store against a model: whatever is written in any order reads back, also after reopening, and the free
-//! space that is rebuilt is exactly what the index leaves.
+//! The store against a model: writes in any order read back, also after reopening, and the rebuilt free space
+//! is exactly what the index leaves.
 use bytes::Bytes;
 use proptest::prelude::*;
 use std::path::Path;

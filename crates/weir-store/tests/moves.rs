@@ -1,4 +1,5 @@
-//! A place goes to another target while it is written: every byte is there, and what the member had goes.
+//! A place moves to another target while it is written: no byte is lost, and the former member's cells are
+//! dropped.
 #![allow(clippy::disallowed_methods, reason = "a slab is damaged behind its target's back")]
 mod lab;
 

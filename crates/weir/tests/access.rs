@@ -1,5 +1,5 @@
-//! What other users of a machine cannot do: reach the cluster's servers as anybody but themselves, use a
-//! mover's or root's rights through homes, have root act on files of theirs, or use a server up.
+//! What other users of a machine cannot do: reach the cluster's servers under another identity, use a mover's
+//! or root's rights through homes, make root act on their files, or exhaust a server.
 //!
 //! The tests are root's: they act as other users.
 #![allow(

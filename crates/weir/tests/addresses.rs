@@ -1,5 +1,5 @@
-//! Claim: nodes find their coordinators and each other by any one address that answers: IPv4, IPv6, names,
-//! also when a name gets other addresses; in whatever order they start; and a second node of a name is
+//! Claim: nodes find their coordinators and each other by any address that answers: IPv4, IPv6, names, also
+//! when a name gets other addresses, and in any order of their starts; a second node of the same name is
 //! refused.
 #![allow(
     clippy::disallowed_methods,

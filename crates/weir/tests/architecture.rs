@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md's table of crates says what each may use: this compares it with what each really uses.
+//! Compares ARCHITECTURE.md's table of crates with the real dependencies of each crate.
 #![allow(clippy::disallowed_methods, reason = "reads the repository it is in")]
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! Claim: a backup is the volume as it was, in a directory of its date that anybody can read without Weir;
-//! what has not changed is kept once; one that is cut off harms nothing; what is missing is said; and users
-//! get a day back by themselves, with their own rights.
+//! Claim: a backup is the volume as it was, in a directory named by its date that is readable without Weir;
+//! unchanged files are stored once; an interrupted backup harms no other one; missing files are reported;
+//! users restore files from a day by themselves, with their own rights.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claim: what a mount answers is meant for the thread that asks, with the groups, capabilities and rights
-//! that it has in that call, and times are those that a program set last.
+//! Claim: a mount answers for the calling thread, with the groups, capabilities and rights that it has in
+//! that call, and times are those that a program set last.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

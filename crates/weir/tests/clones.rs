@@ -1,5 +1,5 @@
-//! Claim: a clone is a volume as a snapshot shows it, there at once and changed by nobody but who changes it;
-//! what it shares with its source goes when neither shows it any more.
+//! Claim: a clone is a volume as a snapshot shows it; it exists at once, and changes of one side do not show
+//! on the other; shared data is freed when neither side has it any more.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claim: `weir bench compare` measures the same rows on every directory, says what it cannot do, and leaves
-//! nothing behind.
+//! Claim: `weir bench compare` measures the same rows on every directory, reports rows that it cannot
+//! measure, and leaves nothing behind.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

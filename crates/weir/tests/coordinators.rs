@@ -1,5 +1,5 @@
 //! Claims about several coordinators that share an etcd, and several nodes that keep the metadata: any one of
-//! them may die, and any member of etcd; the cluster goes on as it is while etcd is away as a whole.
+//! them may die, and any member of etcd; the cluster keeps serving while etcd as a whole is down.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,6 +1,6 @@
 //! Claim: a process may die between any two steps. At each named point of the code (see
-//! `weir_env::Tasks::pass`) one process kills itself while others write; it starts again, and everything that
-//! was acknowledged is there, seen from another mount.
+//! `weir_env::Tasks::crash_point`) one process kills itself while others write; it starts again, and all
+//! acknowledged data is present, seen from another mount.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

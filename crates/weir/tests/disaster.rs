@@ -1,6 +1,6 @@
-//! Claim: with the metadata directory gone, a namespace comes back from its export: its files byte for byte,
-//! its volumes, quotas and snapshots. What was made later is gone by name; what targets do not hold any more
-//! is an error, never zeros or other bytes; and new files never show old ones.
+//! Claim: after the loss of the metadata directory, a namespace is restored from its export: its files byte
+//! for byte, its volumes, quotas and snapshots. Later files have lost their names; data that targets do not
+//! hold any more is an error, never zeros or other bytes; and new files never show old bytes.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

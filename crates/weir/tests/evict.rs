@@ -1,5 +1,5 @@
-//! Claim: who waits for bytes that are at home can be killed; what is pinned stays; only a file's owner says
-//! so.
+//! Claim: a program that waits for a recall can be killed; pinned files stay; only a file's owner may pin
+//! it.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claim: whatever part of a cluster fails, `weir status` says so with its exit status, and `weir why` names
-//! the cause within seconds. Each fault is done to real processes, disks and directories.
+//! Claim: for every fault of a cluster's parts, `weir status` reports it with its exit status, and `weir why`
+//! names the cause within seconds. Each fault is done to real processes, disks and directories.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,7 +1,7 @@
 //! Claim: the metadata role and the coordinator start with their own directories only. An empty one in its
 //! place, as when its file system is not mounted, another one, and an old copy are refused by name, and
-//! nothing in them is touched; with the own one back every byte is right. What is given up by name is founded
-//! anew, and shows nothing of what was before.
+//! are not changed; with the own one back every byte is right. A namespace that is abandoned by name is
+//! founded again, and shows nothing of the former one.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claim: whatever arrives at a server's port, before a hello or after it, no server dies or grows, and
-//! another client's work goes on.
+//! Claim: no bytes that arrive at a server's port, before a hello or after it, make a server die or grow, and
+//! another client's work continues.
 //!
 //! Frames are right (their checksums hold), their bodies are not: random bytes, and messages of every type
 //! with parts changed. Numbers in them are large, so that none means a real session, node or file by chance:

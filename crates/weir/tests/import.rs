@@ -1,5 +1,5 @@
-//! Claim: a volume made from what is at home shows all of it at once, reads it when it is read, sends home
-//! what is changed, and says so where home is not as it was.
+//! Claim: a volume that is imported from a home shows all of its names at once, fetches data when it is read,
+//! ships changes, and reports where home has changed.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

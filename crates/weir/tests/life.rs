@@ -1,4 +1,4 @@
-//! Claim: a mount that was stopped for too long loses its rights, says what it lost, and works on; one that
+//! Claim: a mount that was stopped for too long loses its rights, reports its losses, and works on; one that
 //! was stopped shortly loses nothing; one whose process died is replaced at once.
 #![allow(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! Claim: locks of `fcntl` and `flock` are those of the whole cluster, and end with whoever held them.
+//! Claim: locks of `fcntl` and `flock` are those of the whole cluster, and end with their holders.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,4 +1,4 @@
-//! Claim: through a mount, files behave as POSIX says, and two mounts see each other's changes at once.
+//! Claim: through a mount, files behave as in POSIX, and two mounts see each other's changes at once.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,9 +1,9 @@
-//! Claim: the pages for users say what is so. Every command in them runs, one after the other, in an empty
-//! directory; what a page shows of its output is what it prints.
+//! Claim: the pages for users are true. Every command in them runs, one after the other, in an empty
+//! directory, and prints the output that the page shows.
 //!
-//! In a page: `$ ` begins a command, `> ` goes on with it, other lines of the block are output. `…` stands
-//! for anything within a line, on a line of its own for any lines. A command without output shown may print
-//! what it likes. Each must succeed.
+//! In a page: `$ ` begins a command, `> ` continues it, other lines of the block are output. `…` stands for
+//! anything within a line, on a line of its own for any lines. A command without output shown may print
+//! anything. Each must succeed.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
 //! Claim: on a mount every case of pjdfstest passes, and fsx finds nothing (`make setup` installs both); and
-//! what POSIX says of one machine holds between two mounts.
+//! POSIX's rules for one machine hold between two mounts.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,7 +1,7 @@
-//! Claim: what `fsync` acknowledged survives a power cut of the machine, with the targets on ext4 and on xfs.
-//! The file system under the cluster is shut down in the midst of writes, as a power cut leaves it: what it
-//! had not been asked to sync is gone. Runs in which no sync reaches it must lose data, or these tests could
-//! not see a loss.
+//! Claim: data that `fsync` acknowledged survives a power cut of the machine, with the targets on ext4 and on
+//! xfs. The file system under the cluster is shut down in the midst of writes, as a power cut leaves it: data
+//! without a sync is gone. Runs in which no sync reaches it must lose data, or these tests could not see a
+//! loss.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

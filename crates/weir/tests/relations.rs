@@ -1,6 +1,6 @@
-//! Claim: what is written in a volume with a home arrives there while it is written, exactly; a mover that
-//! dies is nobody's loss; what was changed at home is never written over silently; what is at home may be
-//! evicted and comes back, or is named.
+//! Claim: data of a volume with a home is shipped while it is written, exactly; the death of a mover loses
+//! nothing; changes of others at home are never overwritten silently; data that is at home may be evicted,
+//! and is recalled or named.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

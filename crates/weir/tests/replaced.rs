@@ -1,5 +1,5 @@
-//! Claim: when a target is lost for good and another one is there, its places go to others while programs
-//! write; after that any two further targets may go, and every byte is still read.
+//! Claim: when a target is lost for good and another one is present, its places go to others while programs
+//! write; after that any two further targets may fail, and every byte is still read.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

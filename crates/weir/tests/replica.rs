@@ -1,5 +1,5 @@
-//! Claim: a volume that mirrors a home shows what is there now, nobody changes it here, and nothing is
-//! changed there.
+//! Claim: a volume that mirrors a home shows the present state of the home, cannot be changed, and changes
+//! nothing at home.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

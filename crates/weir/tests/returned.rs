@@ -1,6 +1,6 @@
-//! Claim: a target that returns with nothing, or as an older copy of itself, gives nobody anything of it: it
-//! is refilled from the others, and what too few others have is an error. A lost disk is replaced by an empty
-//! directory.
+//! Claim: a target that returns empty, or as an older copy of itself, serves none of its old data: it is
+//! refilled from the others, and data that too few others have is an error. A lost disk is replaced by an
+//! empty directory.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

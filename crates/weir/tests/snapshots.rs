@@ -1,5 +1,5 @@
-//! Claim: a snapshot shows a volume as it was, through any mount and whatever is done afterwards; a user gets
-//! files back from it without help; and when it is removed its space comes back.
+//! Claim: a snapshot shows a volume as it was, through any mount and after any later change; a user restores
+//! files from it without help; and its space is freed when it is removed.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

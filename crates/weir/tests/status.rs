@@ -1,5 +1,5 @@
-//! Claim: `weir status` names what is wrong anywhere in a cluster, the worst first, and its exit status says
-//! how bad it is.
+//! Claim: `weir status` names all troubles of a cluster, the worst first, and its exit status is the severity
+//! of the worst one.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,6 +1,6 @@
-//! Claims about servers that are away: a stopped one (not dead: its connections stay open) holds up nobody as
-//! long as enough others are there; else programs wait for them, wherever they come back, and whoever waits
-//! can be ended.
+//! Claims about servers that are stopped (not dead: their connections stay open): one of them delays no call
+//! while enough others are up; else programs wait for them until they return, at any address, and a waiting
+//! program can be ended.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

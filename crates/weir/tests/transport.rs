@@ -1,5 +1,6 @@
-//! Claims about mounts whose requests come by io_uring: files are as over `/dev/fuse`; calls that wait stop no
-//! others; a mount that is killed, cut off or taken away leaves nobody waiting; without a ring the mount says so.
+//! Claims about mounts whose requests come by io_uring: files are as over `/dev/fuse`; calls that wait stop
+//! no others; a mount that is killed, cut off or detached leaves no program waiting; without a ring the mount
+//! reports that.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

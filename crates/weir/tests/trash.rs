@@ -1,5 +1,5 @@
-//! Claim: what is removed from a volume with trash can be had back by its owner, and is never in the way of
-//! anything new.
+//! Claim: the owner of a file that was removed from a volume with trash can restore it, and the trash never
+//! takes space that new files need.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
 //! A cluster of several machines: each is a network namespace with a process of its own, joined with a
-//! token; and what somebody without a certificate can do there.
+//! token; and what a stranger without a certificate can do there.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claim: a role is a service as systemd wants it: it says when it serves, gives signs of life, ends on
-//! SIGTERM, and its log has priorities or is JSON.
+//! Claim: a role is a service as systemd expects it: it notifies systemd when it serves, sends keep-alives,
+//! ends on SIGTERM, and its log has priorities or is JSON.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claim: a volume is a world of its own: nothing moves across its border, its limits hold whoever writes
-//! through whichever mount, and its owner does without the superuser.
+//! Claim: a volume is separate from others: nothing is renamed across its border, its limits hold for any
+//! writer through any mount, and its owner manages it without the superuser.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,5 +1,5 @@
-//! Claims: a clone's files have what was written before the snapshot and nothing of later, whoever has the
-//! originals open; clones and originals are written by several clients at once, each for itself.
+//! Claims: a clone's files have all writes before the snapshot and no later one, for any client that has the
+//! originals open; several clients write clones and originals at once, without effect on each other.
 use crate::lab::files::{create, differs, read, write};
 use crate::lab::{CELL, Lab, STRIPE, new_volume, pattern, quota, root};
 use std::collections::BTreeMap;

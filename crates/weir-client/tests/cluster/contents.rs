@@ -1,4 +1,4 @@
-//! What is written is read, whoever reads it and whatever targets are lost.
+//! Claim: every client reads the bytes that were written, with any targets lost that the scheme allows.
 use super::*;
 use bytes::Bytes;
 use std::sync::Arc;

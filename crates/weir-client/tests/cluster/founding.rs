@@ -1,6 +1,6 @@
-//! Claims about a namespace that is founded anew after its directory was lost: it gives the same inode
-//! numbers again, and still neither sees what the one before left on targets nor touches it; and clients of
-//! the one before get nothing of it.
+//! Claims about a namespace that is founded again after its directory was lost: it assigns the same inode
+//! numbers again, and neither shows nor changes what the former one left on targets; clients of the former
+//! one are refused.
 use crate::lab::files;
 use crate::lab::*;
 use std::collections::BTreeMap;

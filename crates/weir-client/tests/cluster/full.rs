@@ -1,5 +1,4 @@
-//! Claims about writes that one full target refuses: what they would have changed stays as it was, whoever
-//! reads it.
+//! Claim: a write that one full target refuses changes nothing, for any reader.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;

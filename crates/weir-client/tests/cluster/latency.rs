@@ -1,4 +1,4 @@
-//! A member that says nothing, or answers late, holds up nobody: on a whole simulated cluster.
+//! Claim: a member that is silent or slow delays no other member's calls, on a whole simulated cluster.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;

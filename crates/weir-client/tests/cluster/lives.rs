@@ -1,5 +1,5 @@
-//! Clients that die, are silent or leave, and leaders that restart: what was written stays, and who has a
-//! file open keeps it.
+//! Clients that die, fall silent or leave, and leaders that restart: written bytes stay, and clients keep
+//! their open files.
 use super::*;
 use bytes::Bytes;
 use std::sync::Arc;

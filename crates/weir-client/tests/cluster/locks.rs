@@ -1,5 +1,5 @@
-//! Claims about locks, on a whole simulated cluster: one holder at a time, whatever happens to the leader, to
-//! the network and to clients; and who lost a lock is told before it does harm.
+//! Claims about locks, on a whole simulated cluster: a lock has one holder at a time, through any failure of
+//! the leader, the network and clients; a client learns of a lost lock before it can do harm.
 use crate::lab::*;
 use bytes::Bytes;
 use std::cell::Cell;

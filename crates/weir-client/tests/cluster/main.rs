@@ -1,5 +1,5 @@
-//! Claims about a client, on a whole simulated cluster: what is written is read, whoever reads it and
-//! whatever is lost.
+//! Claims about a client, on a whole simulated cluster: any client reads the bytes that were written, after
+//! any loss that the scheme allows.
 mod births;
 mod caches;
 mod clones;

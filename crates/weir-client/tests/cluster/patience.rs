@@ -1,5 +1,5 @@
-//! Busy is not dead, and away is not lost: bytes and calls wait for servers that come back, at whatever
-//! address.
+//! Claim: bytes and calls wait for servers that are busy or down until they return, at the same address or
+//! at another one.
 use super::*;
 use bytes::Bytes;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Claims about limits of volumes: they hold at the write, to the byte, whoever writes, and deleting helps.
+//! Claims about limits of volumes: they hold at the write, to the byte, for any writer; deleting frees space.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;

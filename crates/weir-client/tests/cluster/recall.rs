@@ -1,5 +1,4 @@
-//! Files whose bytes are at home only, on a whole simulated cluster: what applications see, whatever movers
-//! do.
+//! Evicted files, on a whole simulated cluster: what applications see, with movers that work, fail or die.
 use crate::lab::*;
 use bytes::Bytes;
 use std::collections::BTreeMap;

@@ -1,5 +1,4 @@
-//! When the leader hears of what was written past it. Home gets nothing else, so what it is never told is
-//! never there.
+//! When writes that went to targets directly are reported to the leader. Only reported bytes are shipped.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Claims about small files, whose bytes are in their inodes until several clients have them open: then the
-//! bytes go to targets, and neither they nor what is written meanwhile is lost, whoever takes them there and
-//! whatever is taken back in the middle.
+//! Claims about small files, which are inline until several clients have them open: then their bytes go to
+//! targets, and neither these nor concurrent writes are lost, whichever client sends them, and also if a
+//! lease is revoked in between.
 use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;

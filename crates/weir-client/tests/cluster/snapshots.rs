@@ -1,5 +1,5 @@
-//! Claims: what a snapshot shows of files' data never changes, whoever writes afterwards and however; the
-//! files themselves read as if no snapshot was there.
+//! Claims: the file data in a snapshot never changes, with any later writes by any client; the files
+//! themselves read as without a snapshot.
 use crate::lab::files::{create, differs, read, write};
 use crate::lab::{CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;

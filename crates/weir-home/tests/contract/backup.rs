@@ -1,6 +1,6 @@
-//! Claims about backups, in the simulated world with another Weir as the place: whenever one is cut off, the
-//! next one makes it whole and older ones stay as they are; what is no longer to be kept goes; and one at a
-//! time makes them.
+//! Claims about backups, in the simulated world with another Weir as the place: the next backup completes an
+//! interrupted one, and older ones do not change; expired backups are removed; one mover at a time makes
+//! backups.
 use crate::lab::{self, CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;
 use std::collections::BTreeMap;

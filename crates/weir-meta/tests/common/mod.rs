@@ -1,4 +1,4 @@
-//! A metadata role on a simulated node, and clients that do as they are told.
+//! A metadata role on a simulated node, and clients whose replies the test chooses.
 #![allow(dead_code, reason = "each test program uses its own part")]
 use bytes::Bytes;
 use std::collections::BTreeSet;

@@ -1,12 +1,13 @@
 //! The protocol of a journal group as an explicit state machine over the real decisions, searched
 //! exhaustively.
 //!
-//! What a member does is `weir_meta::copies::decide` on real `weir_kv::epochs`, what the coordinator does is
-//! `weir_coord::decide::JournalGroup`. Modelled is what is asynchronous around them: which message arrives
-//! when, who crashes, who has heard of which map, when a word runs out. In every state that can be reached
-//! each current member has synced every acknowledged write, and every leader that may answer has them all.
+//! Members act by `weir_meta::copies::decide` on real `weir_kv::epochs`, the coordinator by
+//! `weir_coord::decide::JournalGroup`. The model has the asynchronous parts around them: the order in which
+//! messages arrive, crashes, the map version that each node knows, the end of promises. In every reachable
+//! state each current member has synced every acknowledged write, and every leader that may answer has them
+//! all.
 //!
-//! Not modelled: journals whose beginning was given up, and the transfer of the whole state.
+//! Not modelled: journals whose beginning was dropped, and the transfer of the whole state.
 //! Small configurations run here; `make model` runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod engines;

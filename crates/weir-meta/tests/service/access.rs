@@ -1,4 +1,4 @@
-//! What the rules for mounts let a mount do, whatever it asks for.
+//! What the rules for mounts allow a mount, for every kind of request.
 use crate::common::*;
 use weir_env::sim::World;
 use weir_proto::access::{AccessRule, Grant, IdsAre, NOBODY, RootIs, VolumeGrant};

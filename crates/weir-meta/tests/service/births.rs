@@ -1,4 +1,5 @@
-//! Names of a directory that one client has to itself, and the batches of files that it tells of.
+//! Inode numbers that are granted to a client that has a directory to itself, and the batches of files that
+//! it reports.
 use crate::common::*;
 use bytes::Bytes;
 use weir_proto::births::*;

@@ -1,5 +1,5 @@
-//! Relations at the leader: whatever is done in a volume, and however movers die and retry, home ends as the
-//! volume is, and shows on the way only what the volume once was.
+//! Relations at the leader: after any changes in a volume, and with movers that die and retry, home ends
+//! equal to the volume, and shows in between only former states of the volume.
 //!
 //! Home is a model that refuses what a file system would refuse, so an action in the wrong order is an error
 //! here.

@@ -1,5 +1,5 @@
-//! Patterns of a relation: what is excluded never reaches home, what home has is kept up to date, and when
-//! nothing is excluded any more, home becomes as the volume is.
+//! Patterns of a relation: excluded files are never shipped, files that home has are kept up to date, and
+//! when the patterns are removed, home becomes equal to the volume.
 use super::*;
 
 fn rules(include: &[&str], exclude: &[&str]) -> RelationRules {

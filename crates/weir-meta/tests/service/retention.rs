@@ -1,4 +1,4 @@
-//! What the leader does for volumes with a retention, while clients work and through restarts.
+//! The leader's work for volumes with a retention, while clients work and through restarts.
 use crate::common::*;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,15 +1,15 @@
 //! The protocol of a stripe as an explicit state machine over the store's own decisions, searched
 //! exhaustively.
 //!
-//! What a target does with a message is `weir_store::cells`, `folded_seqs`, `seal::resolve`, `repair::plan`,
-//! what the coordinator does is `weir_coord::decide`: the real functions on real index entries. Modelled is
-//! what is asynchronous around them: which message arrives when, who crashes, who has heard of which map. In
-//! every state that can be reached every read with up to m members lost returns what some order of the writes
-//! explains, and what rests has parity that fits its data.
+//! Targets act by `weir_store::cells`, `folded_seqs`, `seal::resolve` and `repair::plan`, the coordinator by
+//! `weir_coord::decide`: the real functions on real index entries. The model has the asynchronous parts
+//! around them: the order in which messages arrive, crashes, the map version that each node knows. In every
+//! reachable state, every read with up to m members lost returns a result of some order of the writes, and
+//! data at rest has parity that fits it.
 //!
-//! Not modelled: what becomes of writes that failed (decision 10), agreement of logs (`service/agree.rs`),
-//! slabs and bit rot (a cell is two bytes), a reader with an old map. Small configurations run here; `make
-//! model` runs the larger ones.
+//! Not modelled: the outcome of failed writes (decision 10), agreement of logs (`service/agree.rs`), slabs
+//! and bit rot (a cell is two bytes), a reader with an old map. Small configurations run here; `make model`
+//! runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod moves;
 mod reader;

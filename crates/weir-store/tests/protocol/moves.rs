@@ -1,8 +1,8 @@
-//! A place moves to another target: the group is closed for it, the target copies what the member has, and
+//! A place moves to another target: the group is closed for it, the target copies the member's cells, and
 //! becomes the member. Copies before the last one change nothing that counts, so they are not modelled.
 //!
-//! The slot of a target becomes the other target when the move is finished. What the one before had under way
-//! goes on with the answers that others give it under the older maps; itself it takes nothing any more.
+//! The slot of a target becomes the other target's when the move is finished. Operations of the former
+//! member continue with the answers that others give it under the older maps; it accepts no more requests.
 use super::rules::*;
 use super::state::*;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
 //! What readers get, and what they may get: the invariants of every state.
 //!
-//! A read takes the newest map. Whichever members are lost, as long as m or fewer of them are not current or
-//! do not answer, it returns for each byte what some order of the writes explains; and what was acknowledged
-//! is among the last.
+//! A read takes the newest map. With any m or fewer members that are not current or do not answer, it returns
+//! for each byte a result of some order of the writes, in which acknowledged writes are among the last.
 use super::rules::*;
 use super::state::*;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! What is searched: how many targets, writes, crashes and seals, how the stripe is written whole; and the
-//! wrong shortcuts.
+//! A configuration of the search: the number of targets, writes, crashes and seals, and how the stripe is
+//! written whole; and the wrong shortcuts.
 use super::state::*;
 use super::whole::{FIRST, Stage, Whole};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! A state of the model: what each target's index holds, which map it goes by, and what is on its way.
+//! A state of the model: each target's index, the map that it knows, and the messages in flight.
 //!
 //! Indexes are real: keys and values of `weir_store::format`, changed by the functions of `weir_store::cells`
-//! alone. A cell has two bytes, which stand in its extent's address instead of in a slab.
+//! alone. A cell has two bytes, which are kept in its extent's address instead of in a slab.
 use super::whole::Whole;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

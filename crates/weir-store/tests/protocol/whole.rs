@@ -1,10 +1,11 @@
-//! A client writes the stripe whole: a fragment to each live member, under one epoch of the group. Where
-//! nothing was they are the stripe at once; over older bytes they are prepared, and committed when all have
+//! A client writes the stripe whole: a fragment to each live member, under one epoch of the group. Of a new
+//! stripe they are the base at once; over older bytes they are prepared, and committed when all members have
 //! them.
 //!
-//! As `weir_client` does it: who has its fragment under an earlier epoch may have been away since, and have
-//! forgotten in repair what nobody else knew. It is asked to note who is missing, and sent the fragment again
-//! if it has none. Nobody commits before all live members have it under the same epoch.
+//! As `weir_client` does it: a member that has its fragment under an earlier epoch may have been away since,
+//! and may have dropped in repair what no other member knew. It is asked to note the missing members, and
+//! gets the fragment again if it has none. No client commits before all live members have the fragment under
+//! the same epoch.
 use super::reader;
 use super::rules::*;
 use super::state::*;

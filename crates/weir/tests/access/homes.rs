@@ -1,4 +1,4 @@
-//! What the owner of a volume cannot do through its homes: the rules of `weir home` and the rights of movers.
+//! Limits of the owner of a volume at its homes: the rules of `weir home` and the rights of movers.
 use super::*;
 use std::net::TcpListener;
 

@@ -2,10 +2,9 @@
 //! operation can have happened at one moment between its call and its return, so that all results are those
 //! of a sequential object.
 //!
-//! The search is that of Wing and Gong with Lowe's memory of what was tried (G. Lowe, "Testing for
-//! linearizability", 2017). Each process calls one operation at a time, so how far a search is, is one number
-//! per process and the object's state. Every operation is known to have returned: a test that cannot say so
-//! must not ask.
+//! The search is that of Wing and Gong with Lowe's memory of tried states (G. Lowe, "Testing for
+//! linearizability", 2017). Each process calls one operation at a time, so the progress of a search is one
+//! number per process and the object's state. Every operation must be known to have returned.
 use std::collections::{HashSet, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;

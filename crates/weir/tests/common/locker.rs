@@ -1,5 +1,5 @@
-//! A process that uses files as it is told. What it has open is closed by nobody else: a test that starts
-//! programs has its own files closed in each of them, and every close is told to the mount, which saves then.
+//! A process that carries out the test's requests on files. No other process closes its files: a test that
+//! starts programs has its own files closed in each child, and the mount gets every close, and saves then.
 use super::{ends, shell};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

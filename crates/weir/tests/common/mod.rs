@@ -1,4 +1,4 @@
-//! A cluster of the real binary for one test; whatever happens in the test, nothing of it stays behind.
+//! A cluster of the real binary for one test; nothing of it is left, also when the test fails.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(
     clippy::disallowed_methods,

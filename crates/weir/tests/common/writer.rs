@@ -1,4 +1,4 @@
-//! A program that writes all the time, and knows each byte that it was told is stored.
+//! A program that writes all the time, and knows each byte whose write was acknowledged.
 use super::pattern;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

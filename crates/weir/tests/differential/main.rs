@@ -1,8 +1,8 @@
-//! Claim: whatever a program does to a mount has the same results, the same error numbers and leaves the same
-//! tree as on a local file system. Random sequences of operations run on both; every answer is compared.
+//! Claim: any operations of a program on a mount have the same results and error numbers, and leave the same
+//! tree, as on a local file system. Random sequences of operations run on both; every answer is compared.
 //!
 //! `WEIR_DIFFERENTIAL=first..end` at run time chooses the seeds. Differences that are allowed are written in
-//! `docs/semantics.md`: sizes of directories, `st_blocks`, and times that nobody set.
+//! `docs/semantics.md`: sizes of directories, `st_blocks`, and times that no program set.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

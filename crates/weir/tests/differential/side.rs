@@ -1,4 +1,4 @@
-//! One of the two file systems: carries operations out and tells what came of each, as text.
+//! One of the two file systems: carries operations out and returns each result as text.
 use super::{Dice, tree};
 use rustix::fs::{
     self, AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, Timespec,

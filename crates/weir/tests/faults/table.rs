@@ -1,4 +1,4 @@
-//! A table of faults: what was done to a cluster, what `weir status` and `weir why` say of it, and how fast.
+//! A table of faults: each fault, the reports of `weir status` and `weir why`, and the time that they took.
 use crate::common::machines::Machines;
 use crate::common::{Cluster, text};
 use serde_json::Value;
