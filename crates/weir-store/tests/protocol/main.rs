@@ -55,7 +55,7 @@ fn holds(name: &str, rules: &Rules, states_max: usize) {
     assert!(!searched.truncated, "{name}: more than {states_max} states");
 }
 
-/// Finds a way in which the shortcut loses bytes; and without the shortcut that way is no harm.
+/// Finds a path on which the shortcut loses bytes; without the shortcut that path is harmless.
 fn fails(rules: &Rules, shortcut: Shortcut, states_max: usize) {
     let wrong = Rules { shortcut: Some(shortcut), ..rules.clone() };
     let searched = search(&wrong, states_max, problem(&wrong));
@@ -73,7 +73,7 @@ fn mirrored(planned: &[(usize, usize, u8)]) -> Rules {
 fn new(rules: Rules) -> Rules {
     Rules { whole: Some(Mode::Fresh), ..rules }
 }
-/// It is written whole over what is there.
+/// It is written whole over existing bytes.
 fn over(rules: Rules) -> Rules {
     Rules { whole: Some(Mode::Over), ..rules }
 }

@@ -106,7 +106,7 @@ pub fn finish(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     Some(())
 }
 
-/// The coordinator ends the closing: by itself, or as somebody cancels the move.
+/// The coordinator ends the closing: by itself, or because the move is cancelled.
 pub fn cancel(rules: &Rules, s: &mut State) -> Option<()> {
     s.map.0.moves.first()?;
     let mut map = changed(s);
@@ -119,7 +119,7 @@ pub fn cancel(rules: &Rules, s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// What was copied counts for one epoch.
+/// Copied cells count for one epoch.
 pub fn forget(rules: &Rules, s: &mut State) {
     let is_over = s.image.as_ref().is_some_and(|(epoch, _)| *epoch < s.map.epoch());
     if is_over && !rules.has(Shortcut::CopyOfEarlierEpoch) {

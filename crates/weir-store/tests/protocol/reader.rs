@@ -67,7 +67,7 @@ pub fn decode_version(
     })
 }
 
-/// What a reader gets of a data cell without the members in `lost`. Error: too little is left, by name.
+/// A reader's result for a data cell without the members in `lost`. Error: too little is left, by name.
 fn read(rules: &Rules, s: &State, index: usize, lost: u64) -> Result<Content, String> {
     let left: Vec<usize> = s.map.current().into_iter().filter(|p| lost & (1 << p) == 0).collect();
     if left.contains(&index) {
@@ -98,7 +98,7 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
         .filter(|w| begun(**w) && !replaced(**w) && !voided(**w))
         .map(|w| rules.planned[*w].byte)
         .collect();
-    // What was there at first is replaced by any acknowledged write, and void with the cut.
+    // The initial bytes are replaced by any acknowledged write, and void after the truncation.
     let written_since = |w: &usize| !voided(*w);
     if s.truncation != TruncationState::Ended && !acknowledged.iter().any(|w| !is_over(*w)) {
         bytes.push(if over.is_some() { OVER[offset] } else { INITIAL[offset] });
@@ -109,13 +109,13 @@ fn allowed(rules: &Rules, s: &State, index: usize, offset: usize) -> Vec<u8> {
     bytes
 }
 
-/// What is wrong with a state.
+/// The fault of a state, if it has one.
 pub fn problem(rules: &Rules, s: &State) -> Option<String> {
     if super::whole::is_own_only(rules, s) {
         return None;
     }
     if s.truncation == TruncationState::Begun {
-        return None; // the file's size was changed before: nobody reads what is being cut until it has ended
+        return None; // the size was changed before: no client reads bytes during their truncation
     }
     let width = rules.width();
     let answers = |p: usize| s.targets[p].up && s.map.is_current(p);

@@ -19,7 +19,7 @@ pub struct Planned {
     pub after_truncation: bool,
 }
 
-/// A simplification that somebody might come upon. Each loses bytes.
+/// A tempting simplification. Each loses bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortcut {
     /// An overlay is acknowledged when its sequencer has it.
@@ -30,7 +30,7 @@ pub enum Shortcut {
     EpochNotChecked,
     /// A member that returns is current at once.
     ReturnAsCurrent,
-    /// A sequencer that was away meanwhile goes on with the number that it gave before. (Found here.)
+    /// A sequencer that was away meanwhile continues with the number that it assigned before. (Found here.)
     NumberKept,
     /// A member that returns catches up while a seal that it took no part in is in doubt. (Found here.)
     RepairInDoubt,
@@ -40,50 +40,50 @@ pub enum Shortcut {
     CaughtUpWithFew,
     /// A member that returns does not ask for the cuts that it missed.
     TruncationsNotLearned,
-    /// Whoever has a fragment of a stripe that is being written keeps it, as long as the same members are
+    /// A member with a fragment of a stripe that is being written keeps it, as long as the same members are
     /// missing. (Found by the simulator.)
     SameMembersSameFragments,
     /// An overlay is acknowledged with fewer current members than k. (Found here.)
     AcknowledgedByFew,
-    /// A stripe is committed member by member, whatever the map says meanwhile. (Found here.)
+    /// A stripe is committed member by member, also if the map changes meanwhile. (Found here.)
     CommittedUnderAnyEpoch,
-    /// A member that returns keeps what a writer prepared there, though nobody else has it any more. (Found
-    /// here.)
+    /// A member that returns keeps versions that a writer prepared there, though no other member has them any
+    /// more. (Found here.)
     AbortedStays,
-    /// Somebody who decides about a dead writer's stripe is not stopped when another one begins to. (Found
+    /// A client that decides about a dead writer's stripe is not stopped when another one begins to. (Found
     /// here.)
     DecidedByTwo,
-    /// The same for an overlay: members that logged it under an earlier epoch are not told who went missing
-    /// since. (Found here.)
+    /// The same for an overlay: members that logged it under an earlier epoch do not learn which members went
+    /// missing since. (Found here.)
     MissingNotReported,
     /// A seal's version is above any that it sees, also a writer's. (Found here.)
     SealAboveWriters,
     /// A member that returns compares no log of a cell that was written since. (Found here.)
     LogsOfOlderCells,
-    /// A member that is told again who is missing does not say that it has no fragment any more. (Found by
-    /// the simulator.)
+    /// A member that gets the list of missing members again does not report that it has no fragment any more.
+    /// (Found by the simulator.)
     ForgottenIsMarked,
-    /// A newcomer is current as soon as it has all that was listed, as one that returns: seals went on
+    /// A newcomer is current as soon as it has all listed cells, as one that returns: but seals continued
     /// meanwhile. (Found here.)
     FilledIsCurrent,
-    /// A newcomer says that it has all before it has listed anything.
+    /// A newcomer reports that it has all before it has listed anything.
     FilledEarly,
     /// A newcomer does not take over the fences of its group's files.
     FencesNotTaken,
     /// A newcomer counts as current up to the epoch in which the member was whose place it took.
     NewcomerIsReturned,
-    /// A client counts a member's commit for whoever has its place later. (Found here.)
+    /// A client counts a member's commit for a later holder of its place. (Found here.)
     CommittedByPlace,
-    /// Seals go on until a newcomer is current, also while it lists for the last time.
+    /// Seals continue until a newcomer is current, also while it lists for the last time.
     SealsNeverWait,
     /// A target that takes a place copies it before the member has closed it.
     CopiedBeforeClose,
-    /// The member goes on to take changes of a place that moves.
+    /// The member continues to accept changes of a place that moves.
     NeverClosed,
     /// With an epoch that is closed, and the one after it, all members count as current since then. (Found
     /// here.)
     CurrentSinceClosed,
-    /// What was copied in one epoch counts in a later one.
+    /// Cells copied in one epoch count in a later one.
     CopyOfEarlierEpoch,
     /// A target that takes a place copies the cells, not the fences.
     FencesNotCopied,
@@ -100,7 +100,7 @@ pub enum Shortcut {
 pub enum Mode {
     /// Where nothing is.
     Fresh,
-    /// Over what is there.
+    /// Over existing bytes.
     Over,
 }
 impl Mode {
@@ -121,9 +121,9 @@ pub struct Rules {
     pub seals: u8,
     pub truncation: bool,
     pub whole: Option<Mode>,
-    /// Its writer may die, and somebody else recovers the file.
+    /// Its writer may die, and another client recovers the file.
     pub dies: bool,
-    /// What a dead writer has sent last it sends again, under the newest map: it was stopped, not dead.
+    /// A dead writer sends its last messages again, under the newest map: it was stopped, not dead.
     pub wakes: bool,
     /// Lost targets whose places others take.
     pub replacements: u8,
@@ -133,9 +133,9 @@ pub struct Rules {
     pub coder: Coder,
 }
 
-/// What is there at first, in each data cell.
+/// The initial bytes of each data cell.
 pub const INITIAL: Content = [101, 102];
-/// What the stripe is written over with.
+/// The bytes with which the stripe is written over.
 pub const OVER: Content = [111, 112];
 pub const TOKEN: u32 = 1;
 pub const TRUNCATION_TOKEN: u32 = 2;
@@ -189,7 +189,7 @@ impl Rules {
         data.iter().copied().chain(self.encode(&data)).collect()
     }
 
-    /// Everybody is there, and the stripe was written whole, or is about to be.
+    /// All members are up, and the stripe was written whole, or is about to be.
     pub fn start(&self) -> State {
         let width = self.width();
         let view = View(Arc::new(self.map()));

@@ -14,7 +14,7 @@ use weir_store::lookup;
 use weir_store::seal::{InDoubt, can_seal, resolve, version_of};
 use weir_store::service::seal_leader;
 
-/// Seals without anybody who waits for them; more are not followed.
+/// Seals without a waiting task; more are not followed.
 const ZOMBIES_MAX: usize = 2;
 
 fn stat(s: &State, view: &View, p: usize) -> CellStat {
@@ -77,12 +77,12 @@ fn token_epoch(target: &Target, index: usize) -> u32 {
         .max(fence.map_or(0, |f| f.token_epoch))
 }
 
-/// Who is sent a message in the seal's phase.
+/// The receivers of a message in the seal's phase.
 fn addressed(rules: &Rules, seal: &Seal) -> Vec<usize> {
     let current = seal.acting.current();
     let is_parity = |p: &usize| *p >= rules.data();
     match seal.phase {
-        // What a lost data target would fold the leader makes up.
+        // The leader makes up the fold of a lost data target.
         Phase::Fold => (0..rules.data()).collect(),
         Phase::Prepare => current.into_iter().filter(is_parity).collect(),
         Phase::Commit => current.into_iter().filter(|p| *p != seal.leader).collect(),
@@ -115,7 +115,7 @@ pub fn deliver(rules: &Rules, s: &mut State, n: usize, to: usize) -> Option<()> 
     Some(())
 }
 
-/// What a target does with `SealCell`.
+/// A target's action on `SealCell`.
 fn fold(s: &mut State, n: usize, to: usize) -> bool {
     let (version, scope) = (s.seals[n].version, s.seals[n].acting.scope());
     let target = &mut s.targets[to];
@@ -189,7 +189,7 @@ fn drop_prepared(s: &mut State, n: usize, to: usize) -> bool {
     true
 }
 
-/// Everybody has answered: the next phase.
+/// All members have answered: the next phase.
 pub fn go_on(rules: &Rules, s: &mut State, n: usize) -> Option<()> {
     let seal = &s.seals[n];
     let all = addressed(rules, seal).iter().fold(0, |mask, p| mask | 1 << p);
@@ -216,7 +216,7 @@ pub fn go_on(rules: &Rules, s: &mut State, n: usize) -> Option<()> {
     Some(())
 }
 
-/// Somebody refused, or does not answer: drop, or leave it to be settled.
+/// A member refused, or does not answer: drop, or leave it to be settled.
 pub fn fail(rules: &Rules, s: &mut State, n: usize) -> Option<()> {
     let seal = s.seals[n].clone();
     let open: Vec<usize> =

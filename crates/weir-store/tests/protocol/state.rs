@@ -16,14 +16,14 @@ use weir_store::repair::StripeView;
 
 pub const FILE: FileId = FileId { namespace: NamespaceId(1), inode: InodeId(7) };
 pub const GROUP: PgId = PgId(0);
-/// What a cell holds.
+/// The contents of a cell.
 pub type Content = [u8; 2];
 
 pub fn cell(index: usize) -> CellId {
     CellId { file: FILE, stripe: 0, index: index as u8 }
 }
 
-/// An index: what a transaction sees and changes.
+/// An index, as transactions read and change it.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Index(BTreeMap<Vec<u8>, Vec<u8>>);
 
@@ -57,7 +57,7 @@ impl Txn for Index {
     }
 }
 
-/// The map as somebody knows it.
+/// The map as a node or client knows it.
 #[derive(Clone)]
 pub struct View(pub Arc<ClusterMap>);
 impl View {
@@ -76,7 +76,7 @@ impl View {
     pub fn id(&self, position: usize) -> TargetId {
         self.group().members[position].target
     }
-    /// It is a newcomer, and seals go on without it.
+    /// It is a newcomer, and seals continue without it.
     pub fn is_filled(&self, position: usize) -> bool {
         self.group().members[position].is_filled(self.0.level)
     }
@@ -126,7 +126,8 @@ pub struct Target {
     pub up: bool,
     /// What its process sees.
     pub index: Arc<Index>,
-    /// What a crash leaves. Differs only by overlays that it numbered and that are not acknowledged.
+    /// The durable part, which a crash leaves. Differs only by overlays that it numbered and that are not
+    /// acknowledged.
     pub durable: Arc<Index>,
     pub view: View,
     pub repair: Repair,
@@ -171,7 +172,7 @@ impl Target {
         }
         (content, last)
     }
-    /// What a reader is told directly.
+    /// The result of a direct read.
     pub fn merged(&self, index: usize) -> (Content, Seq) {
         let base = self.base(index).map_or([0; 2], |b| content(&b));
         self.apply_log(index, base, self.header(index).map_or(Seq(0), |h| h.folded_seq))
@@ -209,7 +210,7 @@ pub enum Progress {
         held: u64,
     },
     Acknowledged,
-    /// Its sequencer crashed or is no longer one: nobody waits for it.
+    /// Its sequencer crashed or was replaced: no task waits for it.
     Abandoned,
 }
 
@@ -222,7 +223,7 @@ pub struct Write {
     pub after_truncation: bool,
     /// The maps that its sequencer mirrored under, the newest last.
     pub acting: Vec<View>,
-    /// Who has been told under the newest of them that more members are missing than when it was numbered.
+    /// Members that know under the newest of them that more members are missing than when it was numbered.
     pub reported: u64,
 }
 
@@ -235,7 +236,7 @@ pub enum Phase {
     Drop,
 }
 
-/// A seal on its way, or what settles one.
+/// A seal in flight, or the request that settles one.
 #[derive(Clone, Hash)]
 pub struct Seal {
     pub leader: usize,
@@ -247,7 +248,7 @@ pub struct Seal {
     pub done: u64,
     pub committed: bool,
     pub refused: bool,
-    /// Nobody waits for it any more, but what it sent last may still arrive.
+    /// No client waits for it any more, but its last messages may still arrive.
     pub zombie: bool,
     pub folded: Vec<Option<(Content, Seq)>>,
 }
@@ -276,7 +277,7 @@ pub struct State {
     pub seals_left: u8,
     pub replacements_left: u8,
     pub moves_left: u8,
-    /// What a target that takes a place has copied, and the epoch in which the place was closed.
+    /// The cells that a target which takes a place has copied, and the epoch in which the place was closed.
     pub image: Option<(Epoch, Arc<Index>)>,
 }
 

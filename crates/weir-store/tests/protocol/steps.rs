@@ -39,7 +39,7 @@ pub enum Step {
         write: usize,
         to: usize,
     },
-    /// The sequencer goes on under the newer map that it knows.
+    /// The sequencer continues under the newer map that it knows.
     Adopt {
         write: usize,
     },
@@ -58,7 +58,7 @@ pub enum Step {
     Crash {
         at: usize,
     },
-    /// The coordinator does not reach a target, which goes on.
+    /// The coordinator does not reach a target, which keeps running.
     Suspect {
         at: usize,
     },
@@ -112,7 +112,7 @@ pub enum Step {
         at: usize,
     },
     BeginTruncation,
-    /// The map moved: the cut is told again under the newest one.
+    /// The map changed: the truncation is sent again under the newest one.
     RenewTruncation,
     ReportTruncation {
         to: usize,
@@ -149,7 +149,7 @@ pub enum Step {
     WholeWakes,
 }
 
-/// Every step that may be possible; [`take`] tells which are.
+/// Every step that may be possible; [`take`] decides which are.
 pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
     let width = rules.width();
     let mut all = Vec::new();
@@ -310,7 +310,7 @@ fn append(
     }
 }
 
-/// Takes an overlay from the sequencer under the map `acting`; what a target does with a `MirrorOverlay`.
+/// Takes an overlay from the sequencer under the map `acting`: a target's action on `MirrorOverlay`.
 fn log_mirrored(
     rules: &Rules,
     s: &mut State,
@@ -410,14 +410,14 @@ fn adopt(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     Some(())
 }
 
-/// Who keeps the write's log and is live in its newest map.
+/// Members that keep the write's log and are live in its newest map.
 fn live_keepers(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
     let (index, acting) = (rules.planned[write].cell, s.writes[write].acting.last());
     let live = |p: &usize| acting.is_some_and(|view| view.is_live(*p));
     (0..rules.width()).filter(|p| *p == index || *p >= rules.data()).filter(live).collect()
 }
 
-/// The live keepers that have to be told who is missing, and have not been.
+/// The live keepers that do not have the list of missing members yet.
 fn unreported(rules: &Rules, s: &State, write: usize) -> Vec<usize> {
     let w = &s.writes[write];
     let mask = |view: Option<&View>| view.map_or(0, |view| down_mask(view.group()));
@@ -450,7 +450,7 @@ fn report_missing(rules: &Rules, s: &mut State, write: usize, to: usize) -> Opti
 fn acknowledge(rules: &Rules, s: &mut State, write: usize) -> Option<()> {
     let Progress::Numbered { by, held, .. } = s.writes[write].progress else { return None };
     let planned = rules.planned[write];
-    // A client without the right to write any more has nobody to tell.
+    // A client without the right to write any more has no member to notify.
     let stale_client = s.truncation != TruncationState::No && !planned.after_truncation;
     let target = &s.targets[by];
     if !target.up || target.index != target.durable || stale_client {
@@ -541,8 +541,8 @@ fn learn(s: &mut State, at: usize) -> Option<()> {
 
 // ---- replacement
 
-/// A lost target's place goes to one that has nothing. The lost one may go on for a while: whom it answers
-/// acts under an older epoch.
+/// A lost target's place goes to an empty one. The lost one may keep running for a while: clients that it
+/// answers act under an older epoch.
 fn replace(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     if s.replacements_left == 0 || s.map.state(at) != MemberState::Down {
         return None;
@@ -624,7 +624,7 @@ fn learn_truncations(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     }
 }
 
-/// What a newcomer does with the answers to `ListFences`.
+/// A newcomer's action on the answers to `ListFences`.
 fn take_fences(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
     let fence = |p: &usize| {
         weir_store::entries::get(&*s.targets[*p].index, &fence_key(FILE)).expect("the index is sound")
@@ -640,7 +640,7 @@ fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     raise(s, &peers, view.epoch())?;
     let in_doubt =
         |p: &usize| cells::in_doubt(&*s.targets[*p].index, GROUP, true).expect("the index is sound");
-    // Where seals go on some are in doubt all the time; what they become is listed later.
+    // Where seals continue some are in doubt all the time; their results are listed later.
     let waits = view.group().pauses_seals(view.0.level) && !rules.has(Shortcut::RepairInDoubt);
     if waits && peers.iter().any(|p| !in_doubt(p).is_empty()) {
         return Some(()); // they refuse lower epochs now, and are asked again
@@ -650,7 +650,7 @@ fn list(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     Some(())
 }
 
-/// What the peers list of the stripe, written since an epoch.
+/// The versions of the stripe that the peers list, written since an epoch.
 fn view_of(s: &State, view: &View, peers: &[usize], since: Epoch) -> StripeView {
     let mut stripe = StripeView::default();
     for p in peers {
@@ -736,7 +736,7 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     }
     let known = |p: &usize| cells::stripe_known(&*s.targets[*p].index, &scope, cell(*p)).unwrap_or(true);
     if !peers.iter().any(known) {
-        // Nobody knows it any more: what is older than the group's epoch goes.
+        // No member knows it any more: cells older than the group's epoch are dropped.
         let dropped = s.targets[at].change(|txn, delta| {
             for index in 0..rules.width() {
                 let header: Option<weir_store::format::Header> =
@@ -756,7 +756,7 @@ fn copy_logs(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     Some(())
 }
 
-/// What a writer prepared here before, and none of the peers has any more.
+/// Versions that a writer prepared here before, and that none of the peers has any more.
 fn drop_aborted(s: &mut State, at: usize, peers: &[usize]) -> Option<()> {
     let epoch = s.targets[at].view.epoch();
     for own in s.targets[at].prepared(at).into_iter().filter(|own| !own.seal) {
@@ -854,7 +854,7 @@ fn report_truncation(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     Some(())
 }
 
-/// What a target does with `DropFile`.
+/// A target's action on `DropFile`.
 fn truncate_at(
     rules: &Rules,
     s: &mut State,

@@ -20,7 +20,7 @@ use weir_store::truncations;
 /// Of a stripe that is written whole where nothing was.
 pub const FIRST: Version = Version((TOKEN as u64) << 32 | 2);
 
-/// Of the writer, and of who decides for it.
+/// Of the writer, and of the client that decides for it.
 const DEATHS_MAX: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -28,16 +28,16 @@ pub enum Stage {
     Waiting,
     Send,
     Commit,
-    /// The map changed before all had committed it: once more to who lacks it now.
+    /// The map changed before all had committed it: the request is sent again to members that lack it now.
     Again,
-    /// Its writer died. Whoever has the file next fences all live members, and then asks what they have. It
-    /// may die, too.
+    /// Its writer died. The next client with the file fences all live members, and then asks for their
+    /// versions. It may die, too.
     Dead,
-    /// It is to be committed: who lacks it takes it from others.
+    /// It is to be committed: members that lack it take it from others.
     Hold,
     Recommit,
     Drop,
-    /// The client knows that the stripe is written, or whoever has the file next has made it so.
+    /// The client knows that the stripe is written, or the next client with the file has completed it.
     Ended,
     Dropped,
 }
@@ -62,9 +62,9 @@ pub struct Whole {
     pub folded_seqs: Vec<Seq>,
     /// Under which epoch, and with which members missing, each has answered.
     pub done: Vec<Option<(Epoch, u64)>>,
-    /// Who has committed it, as far as the client knows. Bit per position.
+    /// The members that have committed it, as far as the client knows. Bit per position.
     pub did: u64,
-    /// Sent under an earlier map, or by who has died: nobody waits for it any more.
+    /// Sent under an earlier map, or by a dead client: no client waits for it any more.
     pub late: Vec<Late>,
     /// Some member has committed it.
     pub committed: bool,
@@ -74,7 +74,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// `stage`: the stripe is there, and written over later, or it is new.
+    /// `stage`: the stripe exists, and is written over later, or it is new.
     pub fn new(view: View, width: usize, stage: Stage) -> Whole {
         let done = vec![None; width];
         Whole {
@@ -111,8 +111,8 @@ impl Whole {
     fn commits(&self) -> bool {
         matches!(self.stage, Stage::Commit | Stage::Recommit)
     }
-    /// Who is waited for no more may still get what was sent; fences, and questions who is missing, change
-    /// nothing late.
+    /// A member without a waiting client may still get messages in flight; late fences and questions about
+    /// missing members change nothing.
     fn leave_late(&mut self, rules: &Rules) {
         if self.is_under_way() && self.stage != Stage::Dead {
             let asked =
@@ -129,7 +129,7 @@ impl Whole {
             self.late.dedup_by_key(|late| order(late));
         }
     }
-    /// All live members must hold it under the new map before anybody goes on to commit it.
+    /// All live members must hold it under the new map before any client commits it.
     fn restarts(&mut self, stage: Stage) {
         self.stage = stage;
         match stage {
@@ -139,7 +139,8 @@ impl Whole {
     }
 }
 
-/// Nobody else reads: the stripe is beyond the file's end, or its writer's alone, or waits to be recovered.
+/// No other client reads: the stripe is beyond the file's end, or its writer's alone, or waits to be
+/// recovered.
 pub fn is_own_only(rules: &Rules, s: &State) -> bool {
     let may_read = rules.whole != Some(Mode::Fresh);
     s.whole.as_ref().is_some_and(|w| w.is_under_way() && !(w.stage == Stage::Send && may_read))
@@ -147,13 +148,13 @@ pub fn is_own_only(rules: &Rules, s: &State) -> bool {
 pub fn is_under_way(s: &State) -> bool {
     s.whole.as_ref().is_some_and(Whole::is_under_way)
 }
-/// What was written there before it is void.
+/// Earlier bytes there are void.
 pub fn replaces(s: &State) -> Option<u64> {
     s.whole.as_ref().filter(|w| w.stage == Stage::Ended).map(|w| w.after)
 }
 
 /// The client asks for the logs that it is about to replace. It is the only writer, so none of its bytes are
-/// on their way; where a write was given up, by it or by who died, a lease term or more has passed: current
+/// in flight; where a write was aborted by it or by a dead client, a lease term or more has passed: current
 /// members' logs agree (`agree.rs` of the store).
 pub fn begin(rules: &Rules, s: &mut State) -> Option<()> {
     let waiting = s.whole.as_ref().is_some_and(|w| w.stage == Stage::Waiting);
@@ -187,7 +188,7 @@ fn logs_agree(rules: &Rules, s: &State) -> bool {
     })
 }
 
-/// The client gets the newest map. What it has sent may still arrive.
+/// The client gets the newest map. Its earlier messages may still arrive.
 pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
     let newest = s.map.clone();
     let whole = s.whole.as_mut().filter(|w| w.is_under_way() && w.view.epoch() < newest.epoch())?;
@@ -203,7 +204,7 @@ pub fn learn(rules: &Rules, s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// The writer dies, or who decides for it. What it has sent may still arrive.
+/// The writer dies, or the client that decides for it. Its earlier messages may still arrive.
 pub fn dies(rules: &Rules, s: &mut State) -> Option<()> {
     let newest = s.map.clone();
     let deaths_max = if rules.wakes { 1 } else { DEATHS_MAX };
@@ -235,7 +236,7 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     match whole.stage {
         Stage::Hold => {
             if !mark(s, to, &whole, mask)? && hold(rules, s, to, &whole, &whole.view)?.is_none() {
-                // Too few have it now: what becomes of it is decided anew.
+                // Too few have it now: its outcome is decided again.
                 s.whole.as_mut()?.restarts(Stage::Dead);
                 return Some(());
             }
@@ -247,7 +248,7 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
         _ if again && (mark(s, to, &whole, mask)? || rules.has(Shortcut::ForgottenIsMarked)) => {}
         _ => match write(rules, s, to, &whole, &whole.view) {
             Ok(()) => {}
-            // A seal is under way: once more, above it.
+            // A seal is in progress: again, above it.
             Err(ErrorKind::Exists) if whole.stage == Stage::Send => {
                 let whole = s.whole.as_mut()?;
                 whole.version.0 += 256;
@@ -261,7 +262,7 @@ pub fn send(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     Some(())
 }
 
-/// What nobody waits for any more arrives.
+/// A message without a waiting sender arrives.
 pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     let whole = s.whole.as_mut()?;
     let n = whole.late.iter().position(|late| late.to == to)?;
@@ -270,7 +271,7 @@ pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     if !answers(s, &view, to) {
         return Some(());
     }
-    // Nobody hears of what comes of it.
+    // No client gets the result.
     match stage {
         Stage::Commit | Stage::Recommit => drop(commit(rules, s, to, &whole, &view)),
         Stage::Hold => drop(hold(rules, s, to, &whole, &view)),
@@ -280,8 +281,8 @@ pub fn arrive_late(rules: &Rules, s: &mut State, to: usize) -> Option<()> {
     Some(())
 }
 
-/// It goes on with the newest map, and does not know that others have decided about its stripe. Only after a
-/// replacement: a member that returns is told of fences with the truncations, which are not modelled one by
+/// It continues with the newest map, and does not know that others have decided about its stripe. Only after
+/// a replacement: a member that returns gets the fences with the truncations, which are not modelled one by
 /// one.
 pub fn wakes(s: &mut State) -> Option<()> {
     s.targets.iter().any(|t| t.replaced > Epoch(0)).then_some(())?;
@@ -291,7 +292,7 @@ pub fn wakes(s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// What was sent to a target that goes by a newer map now can arrive no more.
+/// Messages to a target that has a newer map now are refused.
 pub fn drop_ended(rules: &Rules, s: &mut State) {
     if let Some(whole) = s.whole.as_mut().filter(|_| !rules.wakes) {
         whole.late.retain(|late| s.targets[late.to].view.epoch() <= late.view.epoch());
@@ -318,8 +319,8 @@ pub fn go_on(rules: &Rules, s: &mut State) -> Option<()> {
     Some(())
 }
 
-/// As `weir_client` does it: one committed fragment, or k prepared ones, of current members. Who is behind
-/// may have what was given up while it was away.
+/// As `weir_client` does it: one committed fragment, or k prepared ones, of current members. A member that is
+/// behind may have versions that were aborted while it was away.
 fn decide(rules: &Rules, s: &State, whole: &Whole) -> Option<Stage> {
     let asked = whole.view.current();
     if !asked.iter().all(|p| answers(s, &whole.view, *p)) {
@@ -331,7 +332,7 @@ fn decide(rules: &Rules, s: &State, whole: &Whole) -> Option<Stage> {
     Some(if commit { Stage::Hold } else { Stage::Drop })
 }
 
-/// Who decides about a file fences it first: what an earlier one decided counts no more.
+/// A client that decides about a file fences it first, so decisions of an earlier one are refused.
 fn check_fence(rules: &Rules, txn: &Index, token_epoch: u32) -> weir_proto::Result<()> {
     match rules.has(Shortcut::DecidedByTwo) {
         true => Ok(()),
@@ -343,7 +344,7 @@ fn answers(s: &State, view: &View, to: usize) -> bool {
     s.targets[to].up && s.targets[to].view.epoch() == view.epoch()
 }
 
-/// What a target does with `DropFile` past the stripe, or with `DropPrepared`.
+/// A target's action on `DropFile` past the stripe, or on `DropPrepared`.
 fn fence_or_drop(rules: &Rules, s: &mut State, to: usize, whole: &Whole) -> Option<()> {
     let token_epoch = whole.token_epoch();
     let fence = Truncation { from_stripe: 1, to_stripe: u64::MAX, token_epoch };
@@ -360,7 +361,7 @@ fn fence_or_drop(rules: &Rules, s: &mut State, to: usize, whole: &Whole) -> Opti
     made.then_some(())
 }
 
-/// What a target does with `MarkMissing`; whether it has the version. `None`: refused.
+/// A target's action on `MarkMissing`; returns whether it has the version. `None`: refused.
 fn mark(s: &mut State, to: usize, whole: &Whole, mask: u64) -> Option<bool> {
     let (scope, is_here) = (whole.view.scope(), Cell::new(false));
     let made = s.targets[to].change(|txn, delta| {
@@ -371,7 +372,7 @@ fn mark(s: &mut State, to: usize, whole: &Whole, mask: u64) -> Option<bool> {
     made.then(|| is_here.get())
 }
 
-/// What a target does with `WriteFragment`.
+/// A target's action on `WriteFragment`.
 fn write(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Result<(), ErrorKind> {
     let (scope, mask) = (view.scope(), down_mask(view.group()));
     let fresh = rules.whole == Some(Mode::Fresh);
@@ -395,8 +396,8 @@ fn write(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) ->
     if made { Ok(()) } else { Err(kind.get()) }
 }
 
-/// What a target does with `HoldStripe` if it lacks the version: takes it from k current members.
-/// `Some(None)`: fewer have it.
+/// A target's action on `HoldStripe` if it lacks the version: takes it from k current members. `Some(None)`:
+/// fewer have it.
 fn hold(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<Option<()>> {
     let peers: Vec<usize> = view.current().into_iter().filter(|p| *p != to).collect();
     if !peers.iter().all(|p| answers(s, view, *p)) {
@@ -416,7 +417,7 @@ fn hold(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> 
     made.then_some(Some(()))
 }
 
-/// What a target does with `CommitStripe`.
+/// A target's action on `CommitStripe`.
 fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -> Option<()> {
     let (scope, token_epoch) = (view.scope(), whole.token_epoch());
     let made = s.targets[to].change(|txn, delta| {
@@ -430,7 +431,7 @@ fn commit(rules: &Rules, s: &mut State, to: usize, whole: &Whole, view: &View) -
     made.then_some(())
 }
 
-/// Nothing that a writer prepared is left where all has ended, and everybody is there.
+/// No prepared version of a writer is left when all has ended and all members are up.
 pub fn problem(rules: &Rules, s: &State) -> Option<String> {
     let whole = s.whole.as_ref().filter(|w| matches!(w.stage, Stage::Ended | Stage::Dropped))?;
     let ended = whole.late.is_empty() && s.map.current().len() == rules.width();
