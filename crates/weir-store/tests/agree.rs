@@ -6,7 +6,7 @@ use std::sync::Arc;
 use weir_proto::map::MemberState;
 use weir_proto::*;
 
-/// What a client reads of a cell now.
+/// A client's present view of a cell.
 async fn seen(world: &Arc<World>, index: usize) -> Vec<u8> {
     use weir_proto::data::ReadView;
     world.read(index, cell(0, index), ReadView::Merged, Version(0)).await.unwrap().1
@@ -19,7 +19,7 @@ async fn an_overlay_that_one_keeper_has_no_space_for_is_nowhere() {
         let mut model = Model::new();
         model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
         world.full.lock().unwrap().insert(TargetId(full));
-        // The second one finds the number before it void or on its way.
+        // The second one finds the number before it void or in flight.
         let (long, short) = (bytes_of(2, 20_000), bytes_of(3, 200));
         let (one, other) =
             tokio::join!(world.overlay(cell(0, 1), 3000, &long), world.overlay(cell(0, 1), 40_000, &short),);
@@ -69,11 +69,11 @@ async fn after_a_power_cut_an_overlay_is_everywhere_or_nowhere() {
         let world = World::new(EC).await;
         let mut model = Model::new();
         let before = if is_first { 0 } else { 1 };
-        // Something else of the stripe is known to everybody.
+        // Another part of the stripe is known to all members.
         model.overlay(&world, 0, before, 100, &bytes_of(1, 5000)).await;
         half_mirrored(&world, silent, 2 - u64::from(is_first)).await;
         world.restart().await;
-        // All of them missed nothing, says the coordinator.
+        // All of them missed nothing, according to the coordinator.
         world.set_state(TargetId(0), MemberState::Current);
         world.rounds(0..6).await;
         model.0[1] = seen(&world, 1).await;
@@ -89,7 +89,7 @@ async fn a_dead_sequencers_overlay_is_everywhere_or_nowhere() {
         let world = World::new(EC).await;
         let mut model = Model::new();
         let before = if is_first { 0 } else { 1 };
-        // Something else of the stripe is known to everybody.
+        // Another part of the stripe is known to all members.
         model.overlay(&world, 0, before, 100, &bytes_of(1, 5000)).await;
         half_mirrored(&world, silent, 2 - u64::from(is_first)).await;
         world.lose(TargetId(1)).await;
@@ -105,8 +105,8 @@ async fn a_dead_sequencers_overlay_is_everywhere_or_nowhere() {
     }
 }
 
-/// Who returns is told of every cut that others remember, old ones too: what was written and sealed since is
-/// no part of them.
+/// A member that returns gets every truncation that others remember, old ones too: bytes written and sealed
+/// since are no part of them.
 #[tokio::test]
 async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     let world = World::new(EC).await;

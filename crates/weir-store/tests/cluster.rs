@@ -67,7 +67,7 @@ async fn a_seal_keeps_every_byte_and_drops_the_overlays() {
             world.call(position, StatTarget { target: world.place(position).target }, &[]).await.unwrap();
         assert_eq!(stat.overlay_extents, 0, "position {position}");
     }
-    // And goes on after it.
+    // And continues after it.
     whole.overlay(&world, 0, 0, 5, b"after the seal").await;
     world.check(0, &whole.0, "after the seal").await;
 }
@@ -90,7 +90,7 @@ async fn copies_and_single_cells_are_sealed_too() {
     }
 }
 
-/// The next holder of a dead writer's file fences it; what was written stays, and is sealed all the same.
+/// The next holder of a dead writer's file fences it; the written bytes stay, and are sealed all the same.
 #[tokio::test]
 async fn a_fenced_file_is_sealed() {
     let world = World::new(EC).await;
@@ -133,8 +133,8 @@ fn mirror_of(place: Place, cell: CellId, bytes: &[u8]) -> MirrorOverlay {
     }
 }
 
-/// What a keeper has got by agreement may have been read: whoever sends it late, after a fence, hears that it
-/// is there.
+/// An overlay that a keeper got by agreement may have been read: a late sender, after a fence, learns that it
+/// exists.
 #[tokio::test]
 async fn an_existing_overlay_is_not_refused_for_a_later_fence() {
     let world = World::new(EC).await;
@@ -153,8 +153,8 @@ async fn an_existing_overlay_is_not_refused_for_a_later_fence() {
     assert_eq!(world.call(lacks, mirror(lacks), &bytes).await.unwrap_err().kind, ErrorKind::Stale);
 }
 
-/// A write that came here before the fence, and to the others after it, is taken back. Nobody who reads
-/// behind the fence sees it.
+/// A write that came here before the fence, and to the others after it, is taken back. No reader behind the
+/// fence sees it.
 #[tokio::test]
 async fn a_fence_has_come_when_what_it_took_back_is_gone() {
     let world = World::new(EC).await;
@@ -345,8 +345,8 @@ async fn stripes_of_many_groups_are_repaired_in_turns() {
     assert!((1..=4).contains(&most), "{most} stripes at a time");
 }
 
-/// Targets die one after the other, a write is refused because too few are left, and they return in any
-/// order: what a member noted against others while it was here, or before it went itself, goes once all hold
+/// Targets fail one after the other, a write is refused because too few are left, and they return in any
+/// order: the notes of a member against others, from before its own failure too, are dropped once all hold
 /// everything.
 #[tokio::test]
 async fn under_replication_ends_when_every_member_is_current() {
@@ -381,9 +381,9 @@ async fn under_replication_ends_when_every_member_is_current() {
     }
 }
 
-/// A file is cut and grows again while a member is away: the member comes back without the old bytes,
-/// whatever it held of the stripe (base, overlays, both, with numbers above the new ones), and whatever was
-/// written there since.
+/// A file is truncated and grows again while a member is away: the member returns without the old bytes, for
+/// any contents of the stripe (base, overlays, both, with numbers above the new ones), and for any later
+/// writes.
 #[tokio::test]
 async fn a_returned_target_has_no_truncated_bytes() {
     for victim in [0u32, 2, 4, 5] {
@@ -455,8 +455,8 @@ async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
         let copy = if is_copy { world.copy_of(id) } else { Copy::default() };
         world.truncate(2).await;
         models[2..].iter_mut().for_each(|m| *m = Model::new());
-        // Few numbers where there were many; a whole stripe; parts where there was nothing; and what was
-        // there goes on.
+        // Few numbers where there were many; a whole stripe; parts of an empty one; and later writes of
+        // existing ones.
         models[2].overlay(&world, 2, victim as usize % 4, 70, b"grown again").await;
         models[3].fresh(&world, 3, 90).await;
         models[5].overlay(&world, 5, 1, 0, &bytes_of(4, 2000)).await;
@@ -494,8 +494,8 @@ async fn a_target_that_returns_empty_or_old_is_refilled_from_others() {
     }
 }
 
-/// Stripes are evicted while a target is away, and it was current when they were written. It brings them back
-/// to nobody, and rebuilds nothing of them; what is filled in since, it gets.
+/// Stripes are evicted while a target is away that was current when they were written. No member gets them
+/// back from it, and it rebuilds nothing of them; later fills it gets.
 #[tokio::test]
 async fn a_returned_target_has_no_evicted_bytes() {
     for victim in [0, 2, 4, 5].map(TargetId) {
@@ -551,8 +551,8 @@ async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>
     }
 }
 
-/// A stripe is evicted and comes back from home while a target is away, and nobody has told of the cut yet:
-/// numbers of overlays began anew, and what the target knows of the former ones is not taken for the new.
+/// A stripe is evicted and recalled while a target is away, before the truncation was reported: numbers of
+/// overlays began from the start, and the former ones that the target knows are not taken for the new.
 #[tokio::test]
 async fn restarted_numbers_are_not_mistaken_for_earlier_ones() {
     for victim in [0, 2, 4, 5].map(TargetId) {
@@ -592,8 +592,8 @@ async fn restarted_numbers_are_not_mistaken_for_earlier_ones() {
     }
 }
 
-/// Whoever acts under a map in which a member is away learns that it is back: it would not be told of the
-/// cut.
+/// A client that acts under a map in which a member is away learns that it has returned: else that member
+/// would not get the truncation.
 #[tokio::test]
 async fn a_truncation_under_an_old_map_is_refused() {
     let world = World::new(EC).await;
@@ -630,13 +630,13 @@ async fn a_damaged_fragment_is_repaired() {
         offset: 0,
         len: CELL as u32,
     };
-    // A reader gets the writer's checksums, sees that the bytes do not fit them, and tells the holder, who
-    // looks.
+    // A reader gets the writer's checksums, sees that the bytes do not fit them, and notifies the holder,
+    // which verifies.
     let (read, bytes) = world.call(2, request.clone(), &[]).await.unwrap();
     assert_ne!(block_crcs(&bytes, CHECKSUM_BLOCK as usize), read.block_crcs);
     let bad = MarkMissing { place: world.place(2), cell: cell(0, 2), version: Version(0), missing: 1 << 2 };
     world.call(2, bad, &[]).await.unwrap();
-    // What is decoded with is verified first.
+    // The inputs of a decode are verified first.
     let decoding = ReadCell { view: ReadView::Base, ..request };
     assert_eq!(world.call(2, decoding, &[]).await.map(drop).unwrap_err().kind, ErrorKind::Damaged);
     let node = world.nodes.lock().unwrap()[&TargetId(2)].clone();
@@ -646,7 +646,7 @@ async fn a_damaged_fragment_is_repaired() {
     assert_eq!((report.damaged_blocks, report.repaired_blocks), (1, 1));
 }
 
-/// Nobody reads what rots; the scrub does, and goes on where it was when the process ends.
+/// No client reads the rotten bytes; the scrub does, and continues where it was when the process ends.
 #[tokio::test]
 async fn a_scrub_finds_and_repairs_bit_rot() {
     let world = World::new(EC).await;

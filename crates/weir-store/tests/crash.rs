@@ -96,7 +96,7 @@ fn read(store: &Store, n: usize) -> Result<Vec<u8>> {
     Ok(store.read(&store.plan_read(&SCOPE, &request)?)?.1.concat())
 }
 
-/// A cell's bytes as acknowledged, and as they would be with the write under way.
+/// A cell's bytes as acknowledged, and as they would be with the write in flight.
 #[derive(Clone, Default)]
 struct Cell {
     acked: Vec<u8>,
@@ -107,7 +107,7 @@ type Model = Arc<Mutex<Vec<Cell>>>;
 /// Writes to one cell, one after the other, until the process ends.
 async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) {
     let below = |bound: u64| env.rng.below(bound);
-    // Of each cut, and of what is written after it. What an earlier life wrote is older.
+    // Of each truncation, and of writes after it. Writes of an earlier run are older.
     let mut token = store.newest_token_epoch(cell(n)).unwrap().max(1);
     loop {
         let newest = store.stat_cell(&SCOPE, cell(n)).unwrap();
@@ -316,7 +316,7 @@ fn fences_are_listed_in_pages_taken_over_and_only_rise() {
             assert!(to.check_fence(cell(n).file, fence).is_ok(), "file {n}");
             assert!(to.check_fence(cell(n).file, fence - 1).is_err(), "file {n}");
         }
-        // Whoever lists raises the epoch: nothing under a lower one is taken any more.
+        // A listing raises the epoch: requests under a lower one are refused from then on.
         assert!(from.list_cells(SCOPE.group, None, Epoch(0), Epoch(SCOPE.epoch.0 - 1), 10).is_err());
     });
 }

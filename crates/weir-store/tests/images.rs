@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Rounds of upkeep that any repair must end in.
 const ROUNDS: usize = 40;
 
-/// What is broken, and how.
+/// The part that is damaged, and the kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Damage {
     SlabBit,
@@ -289,7 +289,8 @@ impl Lab {
         bytes.resize(CELL, 0);
         Ok((read, bytes))
     }
-    /// Reads every data cell from the member at `position`: whatever is answered is right. How many failed.
+    /// Reads every data cell from the member at `position`: every answer is right. Returns the number of
+    /// failures.
     async fn read_directly(&self, position: usize, context: &str) -> usize {
         let mut failed = 0;
         for stripe in 0..STRIPES {
@@ -304,7 +305,7 @@ impl Lab {
                     let right = self.expected.lock().unwrap()[&(stripe, position)] == bytes;
                     assert!(right, "{context}: cell {position} of stripe {stripe} has wrong bytes");
                 }
-                // What a target does not know is looked for elsewhere.
+                // A cell that a target does not know is read elsewhere.
                 Ok(_) | Err(_) => failed += 1,
             }
         }
@@ -450,7 +451,7 @@ impl Peers for Links {
 
 // ---- damage
 
-/// A target's directory while nobody uses it.
+/// A target's directory while no process uses it.
 struct Image {
     disk: Arc<dyn Disk>,
     dice: u64,
@@ -683,7 +684,7 @@ async fn one(lab: &Arc<Lab>, seed: u64, damage: Damage, position: usize, tally: 
     if whole {
         return;
     }
-    // What an operator does then: an empty disk, which the others fill.
+    // As an operator does then: an empty disk, which the others fill.
     lab.stop(position);
     lab.world.replace_disk(&name(position));
     if lab.state(position) != MemberState::Down {
@@ -697,8 +698,7 @@ async fn one(lab: &Arc<Lab>, seed: u64, damage: Damage, position: usize, tally: 
     index.checkpoint().await.unwrap(); // so that the tree holds something when it is damaged next
 }
 
-/// A number that no coordinator gave, in a request that came from nowhere, must not make a target refuse
-/// everybody else.
+/// A number that no coordinator assigned, in a forged request, must not make a target refuse all others.
 #[test]
 fn an_epoch_that_was_never_assigned_is_refused() {
     let world = World::new(5, SimConfig::default());

@@ -354,8 +354,8 @@ fn lower_epochs_tokens_and_versions_are_stale() {
     });
 }
 
-/// Whoever went down since a stripe was committed asks for what was written since a later epoch than that of
-/// the first commit.
+/// A member that went down since a stripe was committed asks for writes since a later epoch than that of the
+/// first commit.
 #[test]
 fn a_commit_that_comes_again_counts_under_its_epoch() {
     with_store(|_, _, store| {
@@ -371,8 +371,8 @@ fn a_commit_that_comes_again_counts_under_its_epoch() {
     });
 }
 
-/// Repair may rebuild a fragment while the write that made it is on its way once more. It cannot know how
-/// short the fragment was: what it leaves ends with zeros (simulator seed 1102).
+/// Repair may rebuild a fragment while the write that made it is sent once more. It cannot know how short the
+/// fragment was: its result ends with zeros (simulator seed 1102).
 #[test]
 fn a_write_is_known_again_where_repair_has_rebuilt_it() {
     with_store(|_, _, store| {
@@ -433,7 +433,8 @@ fn a_second_process_is_refused() {
     });
 }
 
-/// A cut drops what is older than it, whatever has come since; it is told by number until it is forgotten.
+/// A truncation drops all older bytes, with any later ones present; it is listed by number until it is
+/// forgotten.
 #[test]
 fn a_truncation_drops_older_bytes_and_is_remembered() {
     with_store(|_, _, store| {
@@ -450,7 +451,7 @@ fn a_truncation_drops_older_bytes_and_is_remembered() {
         assert!(read(&store, new, 0, CELL_BYTES).1 == after);
         assert_eq!(overlay_as(&store, old, 2, 0, b"late").unwrap_err().kind, ErrorKind::Stale);
 
-        // What an uninformed peer gives back is not taken.
+        // Fragments from a peer that does not know it are refused.
         let data = bytes_of(1, 50_000);
         let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
         let version = Version::new(2, 9);
@@ -490,7 +491,7 @@ fn a_truncation_drops_older_bytes_and_is_remembered() {
     });
 }
 
-/// A cut with an end leaves what lies before and behind it, and says no more than its stripes.
+/// A truncation with an end leaves bytes before and behind it, and lists its own stripes only.
 #[test]
 fn a_truncation_with_an_end_leaves_later_bytes() {
     with_store(|_, _, store| {
@@ -508,7 +509,7 @@ fn a_truncation_with_an_end_leaves_later_bytes() {
         assert_eq!(lengths(&store), [50_000, 0, 0, 50_000]);
         // The fence is the file's.
         assert_eq!(overlay_as(&store, cell(1, 3), 2, 0, b"late").unwrap_err().kind, ErrorKind::Stale);
-        // What an uninformed peer gives back is taken where nothing was cut.
+        // Fragments from such a peer are accepted where nothing was truncated.
         let (data, version) = (bytes_of(7, 60_000), Version::new(2, 9));
         let crcs = block_crcs(&data, CHECKSUM_BLOCK as usize);
         let taken = [0, 1, 2, 3].map(|stripe| {
@@ -530,7 +531,7 @@ fn a_truncation_with_an_end_leaves_later_bytes() {
     });
 }
 
-/// Evicted bytes come back only to where nothing newer is, whichever of several movers is late.
+/// Recalled bytes are filled in only below all newer ones, from any of several late movers.
 #[test]
 fn a_fill_replaces_what_is_older_and_nothing_else() {
     with_store(|_, _, store| {
@@ -561,7 +562,7 @@ fn a_fill_replaces_what_is_older_and_nothing_else() {
         fill(4, 3).unwrap();
         stale(fill(3, 1));
         assert_eq!(read(&store, id, 0, CELL_BYTES).1, bytes_of(3, 9_000));
-        // Now somebody writes.
+        // Now a client writes.
         overlay_as(&store, id, 4, 0, b"new").unwrap();
         fill(4, 3).unwrap();
         assert_eq!(&read(&store, id, 0, CELL_BYTES).1[..3], b"new", "sent again, and taken for what it is");

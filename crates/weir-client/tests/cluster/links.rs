@@ -4,9 +4,9 @@ use weir_env::Instant;
 use weir_proto::coord::CutLink;
 use weir_proto::map::MemberState;
 
-/// What a cut link may add to one operation, once.
+/// The delay that a cut link may add to one operation, once.
 const STALL_MAX: Duration = Duration::from_secs(2);
-/// A link that is mended is used again within so long: 5 s after it was cut for the first time.
+/// A link that works again is used within this time: 5 s after it was cut for the first time.
 const HEALED_AFTER: Duration = Duration::from_secs(12);
 
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ fn cut(lab: &Lab, a: &str, b: &str, way: Way) {
     }
 }
 
-/// Who cannot reach whom, by name.
+/// Pairs of nodes without a link, by name.
 async fn cut_links(lab: &Lab) -> Vec<(String, String)> {
     let status = lab.status().await;
     let name = |link: &CutLink| status.map.node(link.to).map(|n| n.name.clone()).unwrap_or_default();
@@ -152,7 +152,7 @@ fn a_stream_over_a_cut_link_keeps_its_redundancy() {
     });
 }
 
-/// A client without a link to any target harms nobody but itself.
+/// A client without a link to any target harms no other client.
 #[test]
 fn a_client_that_reaches_no_target_costs_no_redundancy() {
     Lab::new(121).run(6, |lab| async move {
@@ -176,7 +176,7 @@ fn a_client_that_reaches_no_target_costs_no_redundancy() {
     });
 }
 
-/// It keeps its session alive, but can save nothing: it is waited for once, however many files it holds.
+/// It keeps its session alive, but can save nothing: it is waited for once, for any number of its files.
 #[test]
 fn a_client_that_returns_no_lease_is_waited_for_once() {
     const FILES: u64 = 8;
@@ -199,14 +199,14 @@ fn a_client_that_returns_no_lease_is_waited_for_once() {
             let asked = lab.world().now();
             same(&content(&b, &format!("f{n}")).await, &pattern(n, 0, 2 * CELL));
             waits.push(lab.world().now().since(asked));
-            // Its writes go on failing meanwhile, under leases if it got some.
+            // Its writes keep failing meanwhile, under leases if it got some.
             for h in &handles {
                 let _ = a.try_write(*h, CELL as u64, b"never saved");
             }
         }
         let all = lab.world().now().since(begun);
         assert!(all < Duration::from_secs(20), "{all:?} for all files: {waits:?}");
-        // The client learns that it lost something, and goes on when it can save again.
+        // The client learns that it lost something, and continues when it can save again.
         lab.world().heal_all();
         lab.world().sleep(Duration::from_secs(40)).await;
         let synced = a.fsync(handles[0]).await;
@@ -222,7 +222,7 @@ fn a_client_that_returns_no_lease_is_waited_for_once() {
 fn the_space_is_reported_without_the_coordinator() {
     Lab::new(123).run(6, |lab| async move {
         let a = lab.client("a").await;
-        lab.world().sleep(Duration::from_secs(3)).await; // the targets have told what they have
+        lab.world().sleep(Duration::from_secs(3)).await; // the targets have reported their usage
         let seen = lab.client("b").await;
         lab.world().sleep(Duration::from_secs(1)).await;
         let known = a.statfs().await.unwrap();
@@ -237,7 +237,7 @@ fn the_space_is_reported_without_the_coordinator() {
     });
 }
 
-/// The coordinator sees it, and nobody else does.
+/// The coordinator sees it, and no other node does.
 #[test]
 fn a_target_that_only_the_coordinator_reaches_is_done_without() {
     for (seed, victim) in [(130, "s1"), (131, "s5")] {

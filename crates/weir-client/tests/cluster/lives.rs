@@ -45,7 +45,7 @@ fn a_sole_writers_bytes_stay_when_earlier_openers_die() {
         write(&a, h, 0, &data[..1000]).await;
         lab.world().kill("a");
         lab.env("c").clock.sleep(Duration::from_secs(5)).await; // of the world: the session of a ends
-        let hc = open(&c, "f", OpenMode::BOTH).await; // recovered, and written by who has recovered it
+        let hc = open(&c, "f", OpenMode::BOTH).await; // recovered, and written by its new writer
         write(&c, hc, 0, &data[..4 * STRIPE]).await;
         lab.world().kill("b");
         lab.env("c").clock.sleep(Duration::from_secs(5)).await; // of the world: the session of b ends
@@ -127,8 +127,7 @@ fn a_dead_writers_bytes_past_a_shared_end_never_show() {
             let left = async move { writer.write(ha, 100_000, Bytes::from_static(b"left behind")).await };
             lab.env(&dies).tasks.spawn("a write that never ends", async move { drop(left.await) });
             lab.world().clock().sleep(Duration::from_micros(microseconds)).await;
-            // Its bytes may get to the targets, but the leader does not hear of it; and it is not the last
-            // writer.
+            // Its bytes may get to the targets, but the leader gets no report; and it is not the last writer.
             lab.world().partition(&dies, "meta");
             write(&b, hb, 0, b"FIRST").await;
             lab.world().kill(&dies);
@@ -145,8 +144,8 @@ fn a_dead_writers_bytes_past_a_shared_end_never_show() {
     });
 }
 
-/// The leader has heard from a close that nothing is on its way, and hears nothing any more when more is
-/// sent, of several stripes at once; or after a sync that had nothing to send.
+/// The leader learned from a close that nothing is in flight, and gets no report when more is sent, of
+/// several stripes at once; or after a sync that had nothing to send.
 #[test]
 fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
     Lab::new(37).run(6, |lab| async move {
@@ -180,8 +179,8 @@ fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
     });
 }
 
-/// A leader that has started answers when all are back that were there before; who has nothing to ask comes
-/// by itself.
+/// A restarted leader answers when all former clients have returned; a client without a request returns by
+/// itself.
 #[test]
 fn an_idle_client_reconnects_soon_after_the_leader_restarts() {
     for down_ms in [500, 2000, 3500, 5000, 6500] {
@@ -320,8 +319,8 @@ fn a_dead_writers_file_is_recovered_by_the_next_reader() {
     });
 }
 
-/// It is cut off from everybody with changes on their way; another client takes over and writes at the same
-/// place. When it is back it has the right to write once more, but not to write what was lost.
+/// It is cut off from all nodes with changes in flight; another client takes over and writes at the same
+/// place. After its return it may write again, but must not send the lost changes.
 #[test]
 fn changes_lost_with_a_lease_are_not_sent_under_the_next_one() {
     Lab::new(34).run(6, |lab| async move {
@@ -396,7 +395,8 @@ fn a_session_left_at_a_dead_leader_is_closed_at_the_next() {
     });
 }
 
-/// The leader has changed the names, its answer is lost, and with the session nobody can ask for it again.
+/// The leader has changed the names, its answer is lost, and after the loss of the session no client can ask
+/// for it again.
 #[test]
 fn a_rename_whose_answer_is_lost_is_not_done_twice() {
     Lab::new(49).run(6, |lab| async move {
@@ -472,7 +472,7 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
             }
             three_targets_return(&lab).await;
             if round % 2 == 0 {
-                lab.world().sleep(Duration::from_secs(2)).await; // it is taken back without anybody's asking
+                lab.world().sleep(Duration::from_secs(2)).await; // it is taken back without a request
             }
             let got = content(&b, &name).await;
             assert!(got.len() <= data.len(), "round {round}");
@@ -494,8 +494,8 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     });
 }
 
-/// The same over bytes that are there: some targets have the new version for good, others beside the old one.
-/// Who wrote it goes on holding the file, or gives it up while too few targets are there to settle it.
+/// The same over existing bytes: some targets have the new version as their base, others next to the old one.
+/// Its writer keeps the file open, or closes it while too few targets are up to settle it.
 #[test]
 fn a_failed_overwrite_reads_the_same_from_any_targets() {
     Lab::new(51).run(6, |lab| async move {
@@ -526,7 +526,7 @@ fn a_failed_overwrite_reads_the_same_from_any_targets() {
                 }
                 way => {
                     drop((a.flush(h).await, a.release(h).await));
-                    lab.world().sleep(Duration::from_secs(1)).await; // the leader hears of the close
+                    lab.world().sleep(Duration::from_secs(1)).await; // the leader learns of the close
                     match way {
                         2 => lab.world().kill(&writer),
                         _ => drop(a.shutdown().await),
@@ -556,8 +556,8 @@ fn a_failed_overwrite_reads_the_same_from_any_targets() {
     });
 }
 
-/// A target has its fragment of a new stripe before the others have theirs, and restarts: nobody else knows
-/// of the stripe, so it forgets it when it is brought up to date.
+/// A target has its fragment of a new stripe before the others have theirs, and restarts: no other member
+/// knows the stripe, so it drops it when it is brought up to date.
 #[test]
 fn fragments_lost_by_a_target_during_a_write_are_resent() {
     Lab::new(52).run(6, |lab| async move {
@@ -641,8 +641,7 @@ fn a_dead_writers_bytes_do_not_replace_later_ones() {
     }
 }
 
-/// A machine that was suspended, or moved: nobody else was silent, and what they were asked they could not
-/// answer.
+/// A machine that was suspended, or moved: no other node was silent, and they could not answer its requests.
 #[test]
 fn a_leader_that_was_paused_takes_no_lease_away() {
     for seed in 700..721 {
@@ -660,7 +659,7 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
             match seed % 3 {
                 // With nothing to do.
                 0 => stall(170_000).await,
-                // While it waits for who was there before it began, one of whom stands still a little longer.
+                // While it waits for its former clients, one of which stalls a little longer.
                 1 => {
                     world.pause("a");
                     lab.kill_meta();
@@ -771,7 +770,7 @@ fn an_aborted_write_stays_void_when_a_member_returns() {
     }
 }
 
-/// A fragment that hung in one target's disk is there after all, long after its writer has told that it
+/// A fragment that hung in one target's disk arrives after all, long after its writer has reported that it
 /// failed.
 #[test]
 fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
@@ -826,7 +825,7 @@ async fn impatient_client(lab: &Lab, name: &str) -> Client {
     let config = ClientConfig { patience: HUNG / 3, ..lab.config(name) };
     Client::connect(lab.env(name), config, Arc::new(NoKernel)).await.unwrap()
 }
-/// What these storage nodes begin to do with their disks from now on takes so long.
+/// The time that each new disk operation of these storage nodes takes.
 fn hang(lab: &Lab, nodes: std::ops::Range<u8>) {
     let faults = DiskFaults { delay: HUNG, ..DiskFaults::default() };
     nodes.for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), faults));
@@ -835,8 +834,8 @@ fn go_on(lab: &Lab, nodes: std::ops::Range<u8>) {
     nodes.for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), DiskFaults::default()));
 }
 
-/// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not hear that
-/// it failed.
+/// A write to a shared file gets to one stripe and hangs at the next; the leader dies, and does not learn
+/// that it failed.
 #[test]
 fn a_failed_write_past_the_end_never_shows_though_unreported() {
     Lab::new(862).run(6, |lab| async move {

@@ -34,7 +34,7 @@ impl Home {
         }
         client.filled(recall).await
     }
-    /// A mover that goes on until its task is dropped or its node dies.
+    /// A mover that works until its task is dropped or its node dies.
     async fn mover(&self, lab: &Lab, name: &str) -> Mover {
         let (client, home) = (lab.client(name).await, self.clone());
         let env = lab.env(name);
@@ -42,7 +42,7 @@ impl Home {
             loop {
                 let Ok(recalls) = client.take_recalls(4, Duration::from_secs(5)).await else { continue };
                 for recall in recalls {
-                    let _ = home.recall(&client, recall).await; // somebody else may have got it
+                    let _ = home.recall(&client, recall).await; // another mover may have got it
                 }
             }
         });
@@ -67,7 +67,7 @@ async fn file_at_home(home: &Home, client: &Client, name: &str, bytes: &[u8]) ->
 async fn evict(client: &Client, env: &Env, ino: InodeId) {
     evict_range(client, env, ino, 0, u64::MAX).await;
 }
-/// A close is told a moment later: until then the file is open.
+/// A close is reported a moment later: until then the file is open.
 async fn evict_range(client: &Client, env: &Env, ino: InodeId, from: u64, to: u64) {
     let deadline = env.clock.now() + PATIENCE;
     while let Err(e) = client.evict(&root(), ino, from, to).await {
@@ -150,7 +150,7 @@ fn a_failed_recall_is_an_error_with_its_reason() {
         let e = a.write(handle, 10, Bytes::from_static(b"x")).await.unwrap_err();
         assert!(e.context.contains("at home only"), "{e}");
 
-        // One that knows at once says so at once.
+        // A failure that is known at once is returned at once.
         let mover = lab.client("mover").await;
         let failing = mover.clone();
         let _task = lab.env("mover").tasks.spawn("fails", async move {
@@ -164,7 +164,7 @@ fn a_failed_recall_is_an_error_with_its_reason() {
         let e = a.read(handle, 10, 10).await.unwrap_err();
         assert!(e.context.contains("home has another file there"), "{e}");
         assert!(env.clock.now().since(begun) < Duration::from_secs(3));
-        // Who does not want to wait any more need not.
+        // A caller may end its wait.
         assert!(a.may_wait_for_home(handle));
         tokio::select! {
             biased;
@@ -174,8 +174,8 @@ fn a_failed_recall_is_an_error_with_its_reason() {
     });
 }
 
-/// Each of an application's changes to a file that is away, or partly: what it reads afterwards is what a
-/// local file has.
+/// Each of an application's changes to a file that is evicted, as a whole or in part: later reads return what
+/// a local file has.
 #[test]
 fn changes_of_evicted_files_keep_every_other_byte() {
     for seed in 0..8 {
@@ -251,7 +251,7 @@ fn changes_of_evicted_files_keep_every_other_byte() {
     }
 }
 
-/// It is the file itself that comes back: so it must be as it was, and nobody about to change it.
+/// A recall returns the file itself: so it must be unchanged, and no client may be about to change it.
 #[test]
 fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
     Lab::new(43).run(6, |lab| async move {
@@ -295,8 +295,8 @@ fn evicted_bytes_are_read_in_a_snapshot_while_unchanged() {
     });
 }
 
-/// Readers with and without leases, while the file is evicted and comes back again and again under them. Nor
-/// are they told of a hole.
+/// Readers with and without leases, while the file is evicted and recalled again and again under them. No
+/// hole is reported either.
 #[test]
 fn readers_see_no_zeros_during_evictions_and_recalls() {
     for seed in 0..12 {
@@ -362,7 +362,7 @@ fn movers_that_die_or_come_late_change_nothing() {
         let ino = file_at_home(&home, &a, "f", &bytes).await;
         evict(&a, &env, ino).await;
         a.want_recall(ino, 0, u64::MAX).await.unwrap();
-        // It fills a part, with what home had before somebody mended it there, and hangs.
+        // It fills a part, with the bytes that home had before they were repaired there, and hangs.
         let late = lab.client("late").await;
         let stale = late.take_recalls(8, Duration::from_secs(5)).await.unwrap().remove(0);
         late.fill(&stale, 0, Bytes::from(vec![0xee; STRIPE])).await.unwrap();
@@ -385,7 +385,7 @@ fn movers_that_die_or_come_late_change_nothing() {
         let h = open(&a, ino, OpenMode::BOTH).await;
         a.write(h, STRIPE as u64, Bytes::from_static(b"newer")).await.unwrap();
         a.fsync(h).await.unwrap();
-        // The first one wakes up and goes on.
+        // The first one wakes up and continues.
         lab.world().heal("late", "meta");
         for stripe in 0..4 {
             let again = late.fill(&stale, (stripe * STRIPE) as u64, Bytes::from(vec![0xee; STRIPE])).await;
@@ -426,8 +426,8 @@ fn a_returned_target_has_no_evicted_bytes() {
     });
 }
 
-/// The front of a file goes while it is written, and its writer goes on: at the end without noticing,
-/// elsewhere as in any file that is away.
+/// The front of a file is evicted while it is written, and its writer continues: at the end without noticing,
+/// elsewhere as in any evicted file.
 #[test]
 fn the_front_of_an_open_file_is_evicted_and_recalled() {
     Lab::new(90).run(6, |lab| async move {
@@ -452,7 +452,7 @@ fn the_front_of_an_open_file_is_evicted_and_recalled() {
             "not the end"
         );
         assert_eq!(a.usage(ROOT).await.unwrap().bytes, 1_000);
-        // Nobody brings anything: what goes on at the end waits for nobody.
+        // No mover recalls anything: a writer at the end waits for none.
         let more = pattern(10, 0, 2 * STRIPE);
         assert!(a.try_write(h, model.len() as u64, &more).is_some(), "the lease was kept");
         model.extend_from_slice(&more);
@@ -473,8 +473,8 @@ fn the_front_of_an_open_file_is_evicted_and_recalled() {
     });
 }
 
-/// Everything that a program does to a file while its front goes, at the same time: no byte is lost, none is
-/// zero. Of a removed file home hears no change: what it has of it may be older.
+/// All operations of a program on a file while its front is evicted, at the same time: no byte is lost, none
+/// is zero. Changes of a removed file are not shipped: home may have an older state of it.
 #[test]
 fn a_removed_file_that_is_still_open_is_not_evicted() {
     Lab::new(85).run(6, |lab| async move {
@@ -507,7 +507,7 @@ fn a_writer_and_the_eviction_of_its_file_never_lose_a_byte() {
                 );
             }
             if seed % 3 == 0 {
-                // What it asks for is done long before it hears of it.
+                // Its request is carried out long before it gets the answer.
                 lab.world().slow_link("a", "meta", Duration::from_millis(150));
             }
             let opened = a.create(&root(), ROOT, b"f", 0o644, true, OpenMode::BOTH).await.unwrap();
@@ -542,7 +542,7 @@ fn a_writer_and_the_eviction_of_its_file_never_lose_a_byte() {
                 let reading = async {
                     env.clock.sleep(Duration::from_millis(env.rng.below(300))).await;
                     let end = (read_at + 2 * STRIPE).min(before.len());
-                    // What is changed at the same time may be either.
+                    // Concurrent changes may be either.
                     if what == 5 {
                         let seen = read(&a, h, read_at as u64, end - read_at).await;
                         same(&seen, &before[read_at..end], &format!("seed {seed}, round {round}, beside"));
@@ -580,7 +580,8 @@ fn a_writer_and_the_eviction_of_its_file_never_lose_a_byte() {
     }
 }
 
-/// The answer to an eviction is lost with the leader or the connection: the writer goes on with what is so.
+/// The answer to an eviction is lost with the leader or the connection: the writer continues with the actual
+/// state.
 #[test]
 fn an_eviction_without_an_answer_is_one_or_none() {
     for seed in 0..6 {
@@ -614,8 +615,8 @@ fn an_eviction_without_an_answer_is_one_or_none() {
     }
 }
 
-/// Somebody asks for the attributes of a file again and again while it is written and its front goes: all of
-/// them go on.
+/// A client asks for the attributes of a file again and again while it is written and its front is evicted:
+/// all of them make progress.
 #[test]
 fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
     for seed in 0..4u64 {
@@ -659,7 +660,7 @@ fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
     }
 }
 
-/// What a writer has on its way while the front of its file goes is fenced with it, and goes again at once.
+/// Writes in flight while the front of the file is evicted are fenced with it, and are sent again at once.
 #[test]
 fn sends_go_on_while_their_writer_evicts_the_front() {
     Lab::new(160).run(6, |lab| async move {

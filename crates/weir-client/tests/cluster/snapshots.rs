@@ -99,7 +99,7 @@ fn each_of_several_snapshots_shows_its_own_time_and_goes_alone() {
     });
 }
 
-/// Seed 486017: a tree is removed in which somebody has files open, small ones and such as have bytes in two
+/// Seed 486017: a tree is removed in which a client has files open, small ones and some with bytes in two
 /// objects.
 #[test]
 fn closing_removed_files_changes_nothing_in_a_snapshot() {
@@ -138,7 +138,7 @@ fn closing_removed_files_changes_nothing_in_a_snapshot() {
     });
 }
 
-/// Who read the file in the snapshot has fenced its object, which stays the file's.
+/// A reader of the file in the snapshot has fenced its object, which stays the file's.
 #[test]
 fn a_file_is_written_after_its_snapshot_was_removed() {
     for shared in [false, true] {
@@ -269,8 +269,8 @@ fn a_truncation_during_a_layer_copy_leaves_nothing_past_the_end() {
     });
 }
 
-/// With its snapshot gone, an older object goes as soon as all of it is copied, also while somebody reads
-/// there.
+/// When its snapshot is gone, an older object is dropped as soon as all of it is copied, also while a client
+/// reads there.
 #[test]
 fn reads_during_the_copy_of_a_layer_see_the_bytes() {
     let lab = Lab::new(79);
@@ -405,7 +405,7 @@ fn shared_writers_go_on_when_the_read_snapshot_is_gone() {
     });
 }
 
-/// Whoever looks has a right to the file of before the death, under which it would see nothing of it.
+/// The reader has a lease on the file from before the death, under which it would see nothing of it.
 #[test]
 fn a_dead_writers_file_is_recovered_for_a_snapshot_reader() {
     for recovers in [false, true] {
@@ -483,8 +483,8 @@ fn holes_truncations_and_snapshots_at_the_same_time() {
     }
 }
 
-/// What is on its way when the file leaves a snapshot arrives in the old object, past all that the file has
-/// there.
+/// Writes in flight when the file leaves a snapshot arrive in the old object, behind all bytes that the file
+/// has there.
 #[test]
 fn a_write_that_a_snapshot_overtakes_is_not_lost() {
     let late = Duration::from_millis(300);
@@ -504,7 +504,7 @@ fn a_write_that_a_snapshot_overtakes_is_not_lost() {
                 clock.sleep(late / 3).await;
                 snap(&b, "s").await;
                 write(&b, hb, far, &other).await;
-                // To look at the file tells what it is written under from now on.
+                // A getattr returns the object to write to from now on.
                 if seed % 2 == 0 {
                     a.getattr(ino).await.unwrap();
                 }
@@ -570,9 +570,8 @@ fn a_snapshot_loses_no_write_under_way_to_a_nameless_file() {
     }
 }
 
-/// A snapshot asks those who have a file open to save what they wrote. A session that follows one that
-/// expired must not write before the leader knows what is open, however many files that is and however slow
-/// the way.
+/// A snapshot asks clients with open files to save their writes. A session that follows an expired one must
+/// not write before the leader knows its open files, with many files and on a slow network too.
 #[test]
 fn writes_under_a_new_session_are_in_the_next_snapshot() {
     for far in [false, true] {
@@ -597,9 +596,9 @@ fn writes_under_a_new_session_are_in_the_next_snapshot() {
             now[at..at + new.len()].copy_from_slice(&new);
             let s = snap(&b, "s").await;
             let then_was = now.clone();
-            lab.world().sleep(Duration::from_secs(10)).await; // whatever the new session has to tell is told
+            lab.world().sleep(Duration::from_secs(10)).await; // the new session has reported all
             a.fsync(h).await.unwrap();
-            // Whoever writes next copies what is in the snapshot's object.
+            // The next writer copies the bytes that are in the snapshot's object.
             let by_b = open(&b, ino).await;
             write(&b, by_b, now.len(), b"more").await;
             now.extend_from_slice(b"more");

@@ -20,7 +20,7 @@ const DIR: &str = "/state";
 const COPIES: u8 = 3;
 type Dump = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What the leader's store is told of the others, and what it offers them.
+/// The progress of the others that the leader's store learns, and its records for them.
 struct Link {
     lead: Mutex<Lead<u8>>,
     appended: Mutex<Vec<Entry>>,
@@ -119,7 +119,7 @@ impl Test {
         self.nodes[usize::from(id)].engine.clone()
     }
 
-    /// A copy that is there and follows nobody yet. A transfer that was interrupted left one that cannot be
+    /// A copy that is running and follows no leader yet. An interrupted transfer left one that cannot be
     /// opened.
     async fn start(&mut self, id: u8) {
         let env = self.world.node(&self.nodes[usize::from(id)].name);
@@ -367,7 +367,7 @@ impl Test {
             32..35 => self.learn(b).await,
             35 if self.below(4) == 0 => self.crash(b).await,
             36 => {
-                // Whatever is durable is folded at once.
+                // Durable records are folded at once.
                 if let Some(engine) = self.engine(a).filter(|e| e.durable() == e.epochs().last()) {
                     engine.checkpoint().await.expect("a sound disk");
                 }
@@ -376,7 +376,7 @@ impl Test {
         }
     }
 
-    /// Everybody is there again and nothing fails any more: all end equal.
+    /// All nodes are up again and nothing fails any more: all end equal.
     async fn settle(&mut self) {
         for _ in 0..100 {
             for id in 0..COPIES {

@@ -34,7 +34,7 @@ struct Led {
 }
 
 impl Led {
-    /// Returns when the record may be told.
+    /// Returns when the record may be acknowledged.
     async fn acknowledged(&self, seq: CommitSeq) -> Result<()> {
         self.kv.wait_durable(seq).await?;
         self.right.wait(&self.env).await
@@ -101,7 +101,7 @@ struct Cluster {
     w: World,
     nodes: BTreeMap<u32, Node>,
     group: JournalGroup<NodeId>,
-    /// What leaders told the coordinator.
+    /// Reports of leaders to the coordinator.
     caught_up: Arc<Mutex<Vec<(NodeId, Epoch)>>>,
 }
 

@@ -4,7 +4,7 @@ use super::steps::{Rules, Step, steps, take};
 use std::collections::HashSet;
 use std::hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher};
 
-/// What was searched.
+/// The result of a search.
 #[derive(Debug)]
 pub struct Searched {
     pub states: usize,
@@ -17,7 +17,7 @@ pub struct Searched {
     pub truncated: bool,
 }
 
-/// 128 bits tell states apart: among 10^8 states two that differ meet with a chance below 10^-22.
+/// 128 bits distinguish states: among 10^8 states two different ones collide with a chance below 10^-22.
 type Seen = HashSet<u128, BuildHasherDefault<DefaultHasher>>;
 
 fn digest(state: &State) -> u128 {

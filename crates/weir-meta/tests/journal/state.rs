@@ -20,7 +20,7 @@ pub struct Node {
     /// Which write each record holds, and the epoch of each.
     pub writes: Vec<u8>,
     pub epochs: Epochs,
-    /// So many records are on its disk.
+    /// The number of records on its disk.
     pub synced: u64,
     /// The newest record that it knows to be durable everywhere: it may be folded into the tree.
     pub durable: u64,
@@ -59,10 +59,10 @@ pub struct State {
     /// The map's group in its newest version. Members know older ones by what they made of them.
     pub group: Rc<JournalGroup<u8>>,
     pub nodes: Vec<Rc<Node>>,
-    /// The leader of an epoch told the coordinator that a member caught up.
+    /// The leader of an epoch reported to the coordinator that a member caught up.
     pub said: BTreeSet<(Epoch, u8)>,
     pub acknowledged: BTreeSet<u8>,
-    /// So many writes were made.
+    /// The number of writes that were made.
     pub writes: u8,
     pub crashes: u8,
     /// A step did what must never happen.
@@ -101,7 +101,7 @@ impl State {
         Rc::make_mut(&mut self.nodes[usize::from(id)])
     }
 
-    /// What is wrong with the state.
+    /// The fault of the state, if it has one.
     pub fn problem(&self) -> Option<String> {
         if let Some(what) = self.broken {
             return Some(what.to_owned());

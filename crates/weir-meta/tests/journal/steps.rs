@@ -22,12 +22,12 @@ pub struct Rules {
     pub shortcut: Option<Shortcut>,
 }
 
-/// A simplification that somebody might come upon. Each loses records or shows an old state.
+/// A tempting simplification. Each loses records or shows an old state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortcut {
     /// R1: a record is durable when most members keep it.
     Majority,
-    /// R1: a member says that it keeps what it has not synced yet.
+    /// R1: a member acknowledges records that it has not synced yet.
     KeptBeforeSync,
     /// R2: a member takes records of an older leader.
     AcceptOlder,
@@ -37,17 +37,17 @@ pub enum Shortcut {
     NoTruncation,
     /// R3: a member that returns is current at once.
     ReturnAsCurrent,
-    /// R4: a leader that restarted goes on under its epoch.
+    /// R4: a leader that restarted continues under its epoch.
     SameEpochAfterRestart,
-    /// R5: the leader does not wait for whom it said to have caught up until the map says so.
+    /// R5: the leader does not wait for a member that it reported as caught up until the map has it.
     CaughtUpEarly,
     /// R6: a new leader acknowledges at once.
     NoWait,
     /// R6: a member that restarts has forgotten its promise.
     ForgetPromise,
-    /// R6: the leader answers without the word of whom it said to have caught up. (Found here.)
+    /// R6: the leader answers without the promise of a member that it reported as caught up. (Found here.)
     RightOfCurrentOnly,
-    /// R7: what a member has synced is folded into the tree at once.
+    /// R7: records that a member has synced are folded into the tree at once.
     FoldSynced,
 }
 
@@ -70,12 +70,12 @@ pub enum Step {
     Sync {
         at: u8,
     },
-    /// The leader hears what a follower has synced.
+    /// The leader learns what a follower has synced.
     Kept {
         from: u8,
         to: u8,
     },
-    /// The leader hears that a member knows no newer epoch.
+    /// The leader learns that a member knows no newer epoch.
     Answered {
         from: u8,
         to: u8,
@@ -115,7 +115,7 @@ pub enum Step {
         epoch: Epoch,
         id: u8,
     },
-    /// A member asks to lead, under a new epoch: after a restart, or because nobody does.
+    /// A member asks to lead, under a new epoch: after a restart, or because there is no leader.
     AskToLead {
         id: u8,
     },
@@ -265,7 +265,7 @@ fn take_record(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()>
     take_at_once(rules, state, &leader, to)
 }
 
-/// The record behind those that it has, and what the leader says to be durable.
+/// The record behind those that it has, and the leader's durable position.
 fn take_next(rules: &Rules, state: &mut State, leader: &Node, to: u8) -> bool {
     let node = state.node_mut(to);
     let at = node.last();
@@ -302,7 +302,7 @@ fn note_answer(rules: &Rules, state: &mut State, from: u8, to: u8) -> Option<()>
         return None;
     }
     if !state.node(to).lead.as_ref()?.must_keep().any(|id| id == from) {
-        return None; // nobody waits for its word
+        return None; // no node waits for its promise
     }
     state.node_mut(from).promise.renew(NOW);
     state.node_mut(to).lead.as_mut()?.note_answer(from, epoch, NOW).ok()
@@ -408,7 +408,7 @@ fn back(rules: &Rules, state: &mut State, id: u8) -> Option<()> {
     Some(())
 }
 
-/// The leader after a restart, or any that is current while nobody leads.
+/// The leader after a restart, or any member that is current while there is no leader.
 fn ask_to_lead(state: &mut State, id: u8) -> Option<()> {
     let node = state.node(id);
     let restarted = state.group.leader == Some(id) && node.lead.is_none() && node.known >= state.group.epoch;

@@ -38,11 +38,11 @@ pub struct World {
     pub silent: Mutex<BTreeSet<TargetId>>,
     /// Targets without space for bytes; what carries none they take.
     pub full: Mutex<BTreeSet<TargetId>>,
-    /// Groups of which the coordinator does not believe that anybody caught up.
+    /// Groups for which the coordinator does not accept a report that a member caught up.
     pub disbelieved: Mutex<BTreeSet<PgId>>,
-    /// Reads of overlay logs between targets: how many are under way, and how many were at most.
+    /// Reads of overlay logs between targets: the number in flight, and its maximum.
     pub log_reads: Mutex<(usize, usize)>,
-    /// Of whoever writes now.
+    /// Of the present writer.
     pub token_epoch: Mutex<u32>,
     pub disks: Vec<(PathBuf, SharedKv)>,
     _dir: tempfile::TempDir,
@@ -164,7 +164,7 @@ impl World {
         }
         *map = Arc::new(next);
     }
-    /// What the target has on its disk: its index and its slabs.
+    /// The target's files on its disk: its index and its slabs.
     pub fn copy_of(&self, id: TargetId) -> Copy {
         let (dir, kv) = &self.disks[id.0 as usize];
         let mut entries = Vec::new();
@@ -348,7 +348,7 @@ impl World {
         }
         Ok(())
     }
-    /// A write that does not reach everybody who is live.
+    /// A write that does not reach all live members.
     pub async fn some_of_stripe(
         self: &Arc<World>,
         stripe: u64,
@@ -644,7 +644,7 @@ pub fn bytes_of(seed: usize, len: usize) -> Vec<u8> {
 }
 pub const EC: Scheme = Scheme { data: 4, parity: 2 };
 
-/// What a stripe holds: k cells.
+/// The contents of a stripe: k cells.
 pub struct Model(pub Vec<Vec<u8>>);
 impl Model {
     pub fn new() -> Model {
