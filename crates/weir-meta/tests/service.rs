@@ -34,7 +34,7 @@ fn a_change_is_seen_at_once_and_other_caches_are_revoked() {
             (true, LeaseKind::Write, 1)
         );
         let ino = made.entry.attr.ino;
-        // The writer's attributes are the writer's: it is lowered to Read before anybody is told.
+        // The writer's attributes are the writer's: it is lowered to Read before another client gets them.
         let seen = b.lookup(ROOT, "f").await.unwrap().entry.unwrap();
         assert_eq!((seen.attr.ino, seen.lease.kind), (ino, LeaseKind::Read));
         assert_eq!(a.revoked(), [(ino, LeaseKind::Read)]);
@@ -50,7 +50,7 @@ fn a_change_is_seen_at_once_and_other_caches_are_revoked() {
     });
 }
 
-/// A number that no map has would keep everybody from reading.
+/// A number that no map has would block all reads.
 #[test]
 fn readers_need_no_cluster_map_that_the_leader_lacks() {
     simulate(3, async |world| {
@@ -76,10 +76,10 @@ fn a_shared_file_has_no_leases_until_one_is_left() {
         assert_eq!((opened.kind, opened.token_epoch), (LeaseKind::None, 2));
         assert_eq!(a.revoked(), [(ino, LeaseKind::None)]);
         assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
-        // Both write through and commit, with whatever epoch they had last.
+        // Both write directly and commit, with any epoch that they had last.
         a.commit(ino, 1, 10, false).await.unwrap();
         assert_eq!(b.commit(ino, 2, 5, false).await.unwrap().attr.size, 10, "a commit makes nothing shorter");
-        // But not over a truncation: what was past the size then does not count.
+        // But not over a truncation: bytes behind the former size do not count.
         let renew = AcquireLease { session: b.session, ino, kind: LeaseKind::Write, renew: true };
         let renewed = b.call(&renew).await.unwrap();
         assert_eq!((renewed.attr.size, renewed.lease.kind), (10, LeaseKind::None));
@@ -100,18 +100,18 @@ fn a_reopened_shared_file_has_no_earlier_lease() {
         let _meta = start(&world).await;
         let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
         let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
-        // A look is under a lease; what is opened after it must not be read through pages.
+        // A lookup is under a lease; a file that is opened after it must not be read through pages.
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::None);
         assert_eq!(b.revoked(), [(ino, LeaseKind::None)]);
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::None);
-        // Who reads through pages all the same asks for a lease, and has it until somebody writes.
+        // A reader through pages asks for a lease all the same, and has it until a client writes.
         assert_eq!(b.acquire(ino, LeaseKind::Read).await.unwrap().lease.kind, LeaseKind::Read);
         assert_eq!(a.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::None);
         assert_eq!(b.revoked(), [(ino, LeaseKind::None); 2]);
         b.close(ino, false).await.unwrap();
         a.close(ino, true).await.unwrap();
-        // Opened by nobody else, or only read: it stays.
+        // No other client has it open, or only for reading: it stays.
         assert_eq!(b.lookup(ROOT, "f").await.unwrap().entry.unwrap().lease.kind, LeaseKind::Read);
         a.open(ino, true, false).await.unwrap();
         assert_eq!(b.open(ino, true, false).await.unwrap().entry.lease.kind, LeaseKind::Read);
@@ -135,7 +135,7 @@ fn no_other_operation_waits_behind_a_parked_one() {
         let parked = b.create(dir, "x");
         let others = async {
             b.create(own, "y").await.unwrap();
-            // The holder under revoke goes on, and gets no lease on the inode that is waited for.
+            // The holder under revoke continues, and gets no lease on the inode that is waited for.
             let z = a.create(dir, "z").await.unwrap();
             assert_eq!(z.parent_lease.kind, LeaseKind::None);
             world.now().since(begun)
@@ -143,7 +143,7 @@ fn no_other_operation_waits_behind_a_parked_one() {
         let (parked, others_took) = tokio::join!(parked, others);
         assert!(others_took < Duration::from_millis(100), "{others_took:?}");
         parked.unwrap();
-        // It was deaf: in the end its session was taken away, although it kept alive.
+        // It was deaf: in the end its session was ended, although it sent keep-alives.
         assert!(world.now().since(begun) >= Duration::from_millis(LEASE_MS.into()));
         assert_eq!(a.getattr(dir).await.unwrap_err().kind, ErrorKind::Stale);
     });
@@ -227,7 +227,7 @@ fn a_retried_change_happens_once_also_across_a_restart() {
         assert_eq!(a.call(&create).await.unwrap().entry.attr.ino, made.entry.attr.ino);
         a.close(made.entry.attr.ino, true).await.unwrap();
         assert_eq!(a.getattr(made.entry.attr.ino).await.unwrap_err().kind, ErrorKind::Stale);
-        // What comes after it in the slot makes it late.
+        // A later request in the slot makes it late.
         let op = Op { seq: create.op.seq + 8, ..create.op.clone() };
         a.call(&Mkdir { op, name: b("e"), ..mkdir.clone() }).await.unwrap();
         assert_eq!(a.call(&create).await.unwrap_err().kind, ErrorKind::Stale);
@@ -287,7 +287,7 @@ fn after_a_restart_leases_are_taken_up_and_others_wait() {
         stolen.token_epoch = 1;
         let resumed = a.resume(vec![held(&file, LeaseKind::Write, 0, 1), stolen]).await.unwrap();
         assert_eq!(resumed.lost, [dead.attr.ino], "it never had that lease");
-        // b has not said yet what it holds: nobody gets anything.
+        // b has not reported yet what it holds: no client gets anything.
         let (made, _) = tokio::join!(a.mkdir(ROOT, "d"), async {
             world.sleep(Duration::from_millis(1000)).await;
             b.reconnect("b").await;
@@ -385,7 +385,7 @@ fn a_second_writers_bytes_are_recovered_after_its_death() {
             let taken = b.acquire(ino, LeaseKind::Write).await.unwrap().lease;
             assert_eq!((taken.kind, taken.recover), (LeaseKind::Write, true));
             b.call(&Recovered { op: b.op(), ino, token_epoch: taken.token_epoch }).await.unwrap();
-            // Whoever dies from now on has nothing to do with it.
+            // Later deaths have nothing to do with it.
             let c = Client::start(&world, "c").await;
             c.create(ROOT, "another").await.unwrap();
             world.kill("c");
@@ -396,7 +396,7 @@ fn a_second_writers_bytes_are_recovered_after_its_death() {
     }
 }
 
-/// It has bytes past the size that it has not told of yet: to recover them would be to truncate them.
+/// It has unreported bytes past the size: to recover them would be to truncate them.
 #[test]
 fn a_sole_writer_recovers_nothing_when_earlier_writers_die() {
     simulate(25, async |world| {
@@ -488,7 +488,7 @@ fn a_file_without_a_name_goes_with_its_session() {
         };
         let (kept, left) = (nameless(&a).await, nameless(&a).await);
         assert_eq!((kept.lease.kind, kept.attr.nlink), (LeaseKind::Write, 0));
-        // Over a restart it is kept by who names it.
+        // Over a restart it is kept by the client that names it.
         world.kill("meta");
         drop(node);
         node = start(&world).await;
@@ -651,7 +651,7 @@ fn the_append_token_is_one_clients_and_ends_with_it() {
         let append_token = |c: &Client| TakeAppendToken { session: c.session, ino };
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0);
         assert_eq!(a.call(&append_token(&a)).await.unwrap().entry.attr.size, 0, "a retry gets it again");
-        // Nobody else appends or truncates, and b's wait ends with the commit that releases the token.
+        // No other client appends or truncates, and b's wait ends with the commit that releases the token.
         let with_token = |c: &Client, size| commit_with_token(c, ino, 1, size);
         let begun = world.now();
         let ask = append_token(&b);
@@ -691,8 +691,8 @@ fn growth_under_an_append_token_revokes_read_leases() {
     });
 }
 
-/// Who truncates a file by its name has it not open; another that writes it takes the right to write while
-/// the token lasts.
+/// A client that truncates a file by its name does not have it open; another one that writes it takes the
+/// right to write while the token lasts.
 #[test]
 fn an_append_token_allows_a_commit_under_any_lease() {
     simulate(34, async |world| {

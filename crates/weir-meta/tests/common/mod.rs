@@ -85,18 +85,18 @@ pub fn set_rules(rules: Vec<AccessRule>) {
     RULES.with_borrow_mut(|known| *known = (known.0 + 1, rules));
 }
 
-/// What the work ends with, done in a world made from the seed.
+/// The result of the work, done in a world made from the seed.
 pub fn simulate<T>(seed: u64, work: impl AsyncFnOnce(World) -> T) -> T {
     let world = World::new(seed, SimConfig::default());
     world.run(work(world.clone()))
 }
 
-/// What the client with this name says of its process.
+/// The process information of the client with this name.
 pub fn process_of(name: &str) -> String {
     format!("process of {name}")
 }
 
-/// Starts the metadata role on the node "meta", on whatever its disk holds.
+/// Starts the metadata role on the node "meta", with the present contents of its disk.
 pub async fn start(world: &World) -> Node {
     let env = world.node("meta");
     let config = EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 4 << 20, journal_keep_bytes: 0 };
@@ -140,7 +140,7 @@ pub async fn start(world: &World) -> Node {
     Node { meta, at_home, targets, _server }
 }
 
-/// What a client does with revokes.
+/// A client's action on revokes.
 #[derive(Default)]
 pub struct Revokes {
     pub seen: Mutex<Vec<Revoke>>,

@@ -131,11 +131,11 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
         assert_eq!(kind(mount.call(&get("trusted.b")).await), ErrorKind::Name(NameRule::NoAttribute));
         let listed = mount.call(&ListXattr { session, cred: root(), ino }).await.unwrap();
         assert_eq!(listed.names, [b("user.a")]);
-        // As nobody it may do what anybody may, and others are who they say.
+        // As user nobody it has the rights of all users, and others are the users that they claim.
         let by_root = mount.make(root(), shared, "one").await.unwrap().entry.attr;
         let by_user = mount.make(user(1000), shared, "two").await.unwrap().entry.attr;
         assert_eq!((by_root.uid, by_root.gid, by_user.uid), (NOBODY, NOBODY, 1000));
-        // What is shown are the true ids.
+        // The true ids are shown.
         let shown = mount.getattr(place.file).await.unwrap().attr;
         assert_eq!((shown.uid, shown.mode), (0, 0o4600));
         // Others are who they were, and so is this mount without the rule.

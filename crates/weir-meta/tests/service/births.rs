@@ -58,7 +58,7 @@ fn a_batch_of_births_is_files_as_creates_make_them() {
         let small = Birth { content, clean: true, open_write: 0, ..birth(&a, at(2), "small") };
         let made = create_many(&a, dir, vec![birth(&a, at(0), "open"), small]).await.unwrap();
         assert!(made.parent_attr.mtime.nanos >= leased.entry.attr.mtime.nanos);
-        // Looks of others come after what the client has not told yet: it keeps Read.
+        // Lookups of others come after the client's outstanding reports: it keeps Read.
         let seen = other.lookup(dir, "small").await.unwrap().entry.unwrap();
         assert_eq!(a.revoked()[0], (dir, LeaseKind::Read));
         assert_eq!((seen.attr.ino, seen.attr.size, seen.attr.mode), (at(2), 5, 0o640));
@@ -180,7 +180,7 @@ fn numbers_are_granted_only_where_no_create_can_be_refused() {
         let far = LeaseNames { session: a.session, dir, numbers: 4, now: far, uid: 0, gid: 0 };
         assert_eq!(a.call(&far).await.unwrap().numbers, 0, "the clocks are too far apart");
         assert_eq!(lease_names(&a, dir, u32::MAX).await.numbers, NUMBERS_MAX);
-        // A limit takes them away, and leaves a part of what it allows.
+        // A limit takes them away, and leaves a part of its allowance.
         limit_root(&other, 100).await;
         assert_eq!(a.revoked().last(), Some(&(dir, LeaseKind::Read)));
         let leased = lease_names(&a, dir, NUMBERS_MAX).await;

@@ -68,7 +68,7 @@ fn only_volumes_of_absent_sessions_wait_after_a_restart() {
         let begun = world.now();
         a.reconnect("a").await;
         a.resume(vec![held(&mine, LeaseKind::Write, 0, 0)]).await.unwrap();
-        // The dead client had only looked into that volume: looks go on, and changes of its own file.
+        // The dead client had only read in that volume: reads continue, and changes of its own file.
         assert!(is_at_once(&world, a.lookup(other.root, "g")).await);
         assert!(is_at_once(&world, a.open(mine.attr.ino, true, false)).await);
         assert!(is_at_once(&world, a.commit(mine.attr.ino, 1, 5, true)).await);
@@ -164,7 +164,7 @@ fn a_reservation_is_something_that_a_session_holds() {
     });
 }
 
-/// The second leader has not heard of what the dead client holds: it keeps the record of the first one.
+/// The second leader does not know what the dead client holds: it keeps the record of the first one.
 #[test]
 fn a_second_restart_still_knows_what_absent_sessions_hold() {
     simulate(45, async |world| {

@@ -84,7 +84,7 @@ fn bytes_are_evicted_recalled_and_present() {
         let evicted = mover.evict(ino, 0, u64::MAX).await.unwrap();
         assert_eq!(evicted.ranges, [ByteRange { from: 0, to: 40 * STRIPE + 3 }]);
         assert_eq!(user.revoked().last(), Some(&(ino, LeaseKind::None)), "whoever caches it is told");
-        // The targets are told once it is certain, again if they do not answer.
+        // The targets are notified once it is certain, again if they do not answer.
         until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
         let dropped = meta.targets.evicted.lock().unwrap().clone();
         assert_eq!((dropped[0].0, dropped[0].1.from_stripe, dropped[0].1.to_stripe), (ino, 0, 41));
@@ -113,7 +113,7 @@ fn bytes_are_evicted_recalled_and_present() {
         let left = user.tier_state(ino).await;
         assert_eq!((left.evicted, left.ranges), (6 * STRIPE + 3, 2));
         assert!(left.recalls.iter().all(|r| r.from >= 39 * STRIPE));
-        // What is there is not waited for, what was evicted by nobody neither.
+        // Online data is not waited for, and neither is data that was never evicted.
         assert!(user.awaits(ino, 5 * STRIPE, 39 * STRIPE, 20_000).done().await.done);
     });
 }
@@ -163,8 +163,7 @@ fn lose_mover(writes: bool) {
     });
 }
 
-/// A mover that had a part of it to the end that the file had then gives that up, when it is longer and
-/// evicted anew.
+/// A mover with a part of it up to its former end drops that part when the file is longer and evicted again.
 #[test]
 fn bytes_truncated_and_evicted_again_return_in_whole_stripes() {
     simulate(12, async |world| {
@@ -217,7 +216,7 @@ fn a_recall_that_cannot_be_served_says_why() {
         mover.failed(&again, "home has another file there", false).await;
         let failed = waits.done().await;
         assert_eq!((failed.failed, failed.why.as_str()), (true, "home has another file there"));
-        // Who asks later may be luckier.
+        // A later request may succeed.
         let waits = user.awaits(ino, 0, 1, 30_000);
         let work = mover.take(8, &[]).await.remove(0);
         mover.filled(&work).await.unwrap();
@@ -242,9 +241,9 @@ fn a_restart_forgets_waits_but_not_evictions() {
         let meta = start(&world).await;
         mover.reconnect("mover").await;
         mover.resume(vec![]).await.unwrap();
-        // The targets had not answered before: they are told now.
+        // The targets had not answered before: they are notified now.
         until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
-        // What it had brought by then counts.
+        // The bytes that it had recalled by then count.
         mover.filled(&work).await.unwrap();
         let left = mover.tier_state(ino).await;
         assert_eq!((left.evicted, left.size, left.at_home), (STRIPE, 3 * STRIPE, true));
@@ -268,7 +267,7 @@ fn files_open_for_writing_are_not_evicted() {
         assert!(busy.context.contains("open for writing"), "{busy}");
         user.close(ino, true).await.unwrap();
         other.evict(ino, 0, u64::MAX).await.unwrap();
-        // A file that is truncated waits for nobody.
+        // A truncation of a file waits for no mover.
         let waits = other.awaits(ino, 0, MIB, 30_000);
         let size = Some(0);
         let (mode, uid, gid, atime, mtime) = (None, None, None, None, None);
@@ -322,8 +321,8 @@ async fn evicting_volume(user: &Client, bytes_hard: Option<u64>) -> Volume {
     volume
 }
 
-/// A volume with a limit whose files are at home never fills: what was used longest ago goes, nothing that is
-/// pinned, open or not at home.
+/// A volume with a limit whose files are at home never fills: data that was used longest ago is evicted, but
+/// nothing that is pinned, open or not at home.
 #[test]
 fn a_volume_evicts_by_itself() {
     simulate(6, async |world| {
@@ -398,7 +397,7 @@ async fn until_used(env: &weir_env::Env, user: &Client, ask: &GetEviction, used:
     }
 }
 
-/// Who writes a file may have sent what the leader has not heard of: it says so when it comes back.
+/// A writer of a file may have sent bytes without a report to the leader: it reports them when it returns.
 #[test]
 fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
     simulate(7, async |world| {
@@ -424,7 +423,7 @@ fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
     });
 }
 
-/// What is in older objects goes as the rest does, and those objects with it, also where the leader was
+/// Data in older objects is evicted as the rest is, and those objects with it, also if the leader was
 /// restarted meanwhile.
 #[test]
 fn a_file_in_two_objects_is_evicted_and_both_are_freed() {
@@ -448,7 +447,7 @@ fn a_file_in_two_objects_is_evicted_and_both_are_freed() {
         let evicted = user.evict(ino, 0, u64::MAX).await.unwrap();
         assert_eq!(evicted.ranges, [ByteRange { from: 0, to: 4 * STRIPE }]);
         assert_eq!(evicted.entry.attr.layers.unwrap().bytes, 0);
-        // Who would read it is told to wait, not where it was.
+        // Its readers must wait; they do not get the former place.
         let list = LayersOf { session: user.session, snapshot: 0, ino, from: 0 };
         assert_eq!(user.call(&list).await.unwrap().layers, []);
         drop(meta);
@@ -461,8 +460,9 @@ fn a_file_in_two_objects_is_evicted_and_both_are_freed() {
     });
 }
 
-/// A volume that always has a snapshot of everything, as one with a schedule, makes room all the same: what
-/// no snapshot holds goes first. What one holds is the snapshot's then, and nobody's when that is removed.
+/// A volume that always has a snapshot of everything, as one with a schedule, can be evicted all the same:
+/// first data that no snapshot holds. Data of a snapshot is the snapshot's then, and freed when that is
+/// removed.
 #[test]
 fn files_that_a_snapshot_holds_are_evicted() {
     simulate(8, async |world| {

@@ -8,14 +8,14 @@ use weir_proto::recall::*;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, VolumeId};
 
-/// Of the root volume; what is at home may be evicted.
+/// Of the root volume; data that is at home may be evicted.
 pub fn relation_to(op: Op, url: &str) -> RelationAdd {
     let (url, direction, ids) = (url.to_owned(), Direction::Push, HomeIds::default());
     let (cred, volume, evict, import) = (root(), VolumeId::ROOT, true, false);
     RelationAdd { op, cred, volume, url, direction, evict, import, ids }
 }
 
-/// So many bytes from the beginning on, written at time 7.
+/// This number of bytes from the beginning on, written at time 7.
 pub fn written(op: Op, made: &Entry, size: u64) -> Commit {
     Commit {
         op,
@@ -34,15 +34,15 @@ pub fn written(op: Op, made: &Entry, size: u64) -> Commit {
     }
 }
 
-/// A new file of so many bytes, still open.
+/// A new file of this number of bytes, still open.
 async fn write_new(user: &Client, name: &str, size: u64) -> InodeId {
     let made = user.create(ROOT, name).await.unwrap().entry;
     user.call(&written(user.op(), &made, size)).await.unwrap();
     made.attr.ino
 }
 
-/// Whoever wrote a file has closed it, and the leader does not know: the client died before it told, or the
-/// leader after it was told. Home gets the file's end all the same.
+/// The writer of a file has closed it, and the leader does not know: the client died before its report, or
+/// the leader after it. Home gets the file's end all the same.
 #[test]
 fn a_file_is_complete_also_if_its_close_was_lost() {
     for with_leader in [false, true] {
@@ -83,8 +83,8 @@ fn a_file_is_complete_also_if_its_close_was_lost() {
     }
 }
 
-/// Where the parts of an upload are is known when the leader was told of them. Who got more of the file
-/// before that would begin another upload, and give the first one up with what is in it.
+/// The places of the parts of an upload are known when the leader got their report. A mover that got more of
+/// the file before that would begin another upload, and abort the first one with its contents.
 #[test]
 fn a_file_sent_in_parts_continues_after_each_report() {
     simulate(17, async |world| {
@@ -122,8 +122,8 @@ fn a_file_sent_in_parts_continues_after_each_report() {
     });
 }
 
-/// Nobody ever writes to a file: it was made without being opened, or whoever made it died before the first
-/// byte. It is complete at home, and settled, all the same; the second one when a mover has looked at it.
+/// No client ever writes to a file: it was made without being opened, or its maker died before the first
+/// byte. It is complete at home, and settled, all the same; the second one after a mover has inspected it.
 #[test]
 fn a_file_that_was_never_written_is_complete() {
     for is_opened in [false, true] {
@@ -179,7 +179,7 @@ fn a_file_that_was_never_written_is_complete() {
 }
 
 /// Bytes that a dead writer sent and did not commit become part of the file when it is recovered. Home must
-/// get them without anybody opening the file.
+/// get them without an open of the file.
 #[test]
 fn a_complete_file_is_recovered_if_its_next_writer_dies() {
     simulate(18, async |world| {
@@ -228,7 +228,7 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
         let relation = user.call(&relation_to(user.op(), "file:///data")).await.unwrap().id;
         let ino = write_new(&user, "f", 30).await;
         user.close(ino, true).await.unwrap();
-        // What is asked, and what becomes of it: the first range never arrives the first time.
+        // Requests and their outcomes: the first range never arrives the first time.
         let (mut failed, mut written, mut order) = (false, false, Vec::new());
         let (mut leader, deadline) = (0, user.env.clock.now() + PATIENCE);
         while !(written && order.last() == Some(&"end")) {
@@ -253,7 +253,7 @@ fn the_end_of_a_file_goes_home_after_all_that_comes_before_it() {
     });
 }
 
-/// A file is truncated while a mover writes its end: what was cut off is not waited for.
+/// A file is truncated while a mover writes its end: no mover waits for the truncated bytes.
 #[test]
 fn truncated_bytes_are_not_waited_for_at_the_end() {
     simulate(15, async |world| {
@@ -301,9 +301,9 @@ fn truncated_bytes_are_not_waited_for_at_the_end() {
     });
 }
 
-/// A mover has the times of a directory to set when that is renamed: the rename is given out when they are
-/// told. Else home would be asked to move what is not as it was left, or the times go to a path that is
-/// another's.
+/// A mover has the times of a directory to set when that is renamed: the rename is assigned when these are
+/// reported. Else home would be asked to move a directory in another state, or the times go to another one's
+/// path.
 #[test]
 fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
     simulate(15, async |world| {
@@ -340,9 +340,9 @@ fn a_directory_whose_times_are_being_set_is_renamed_after_that() {
     });
 }
 
-/// All that is in a volume is looked at for a new home, and a file has two names: the second one is given out
-/// when what is being written under the first one is told. Else whoever makes it may tell later how the file
-/// was before, and what home has would pass for a stranger's.
+/// All files of a volume are inspected for a new home, and a file has two names: the second one is assigned
+/// when the write under the first one is reported. Else its maker may report later how the file was before,
+/// and the state at home would pass for a stranger's.
 #[test]
 fn a_second_name_that_is_found_waits_for_what_is_being_written() {
     simulate(16, async |world| {
@@ -375,7 +375,7 @@ fn a_second_name_that_is_found_waits_for_what_is_being_written() {
     });
 }
 
-/// Its end of then may be told after what was written since has gone home.
+/// Its former end may be reported after later writes have been shipped.
 #[test]
 fn a_file_that_is_written_on_is_not_settled() {
     simulate(29, async |world| {
@@ -423,8 +423,7 @@ fn a_file_that_is_written_on_is_not_settled() {
     });
 }
 
-/// A mover may have brought back bytes that a truncation overtook: they are on targets, and no part of the
-/// file.
+/// A mover may have recalled bytes that a truncation overtook: they are on targets, and no part of the file.
 #[test]
 fn growth_behind_evicted_bytes_is_shipped_after_the_recall() {
     simulate(23, async |world| {
@@ -543,8 +542,8 @@ fn a_home_with_the_only_bytes_is_not_removed() {
     });
 }
 
-/// What is evicted loses its proof at all homes when the file is truncated within it. The home that it comes
-/// back from has one by that; the others get the bytes once more, also those for which nothing may be evicted
+/// Evicted data loses its proof at all homes when the file is truncated within it. The home from which it is
+/// recalled has one by that; the others get the bytes once more, also those for which nothing may be evicted
 /// now.
 #[test]
 fn data_recalled_from_one_home_is_shipped_to_the_others_again() {

@@ -29,7 +29,7 @@ struct Thing {
     /// Every change of bytes or attributes makes another one; a new name does not.
     version: u64,
     finished: Option<u64>,
-    /// Where files are seen when they are complete: what was written since.
+    /// Where files show when they are complete: their writes since then.
     under_way: Option<Vec<u8>>,
 }
 
@@ -93,7 +93,7 @@ impl Home {
     fn is_not_half_way(&self, path: &str) {
         assert!(self.things.get(path).is_none_or(|t| t.under_way.is_none()), "{path:?} is half way");
     }
-    /// What others changed is left alone.
+    /// Changes of others are left alone.
     fn is_as_we_left_it(&self, path: &str, expect: &Expected) {
         let is_so = self.things.get(path).is_none_or(|thing| thing.is_as_expected(expect));
         assert!(is_so, "{path:?} is not as it was left: {:?}, expected {expect:?}", self.things.get(path));
@@ -218,7 +218,7 @@ impl Home {
         assert!(!in_parts || offset == 0, "a part of a piece at {offset}");
         self.change(path, |thing| {
             assert_eq!(thing.kind, FileKind::Regular);
-            thing.version += u64::from(!in_parts); // what nobody sees yet is no other one
+            thing.version += u64::from(!in_parts); // a change that does not show yet makes no other version
             let into = match in_parts {
                 true => thing.under_way.get_or_insert_with(|| thing.bytes.clone()),
                 false => &mut thing.bytes,
@@ -256,7 +256,7 @@ struct Bench {
     recovered: u64,
     /// Files that are still being written.
     open: Vec<InodeId>,
-    /// What a mover was given last.
+    /// The last assignment of a mover.
     last: String,
     /// Whether files and directories change their names with each other, too.
     exchanges: bool,
@@ -387,7 +387,7 @@ impl Bench {
                 self.rewrite(entry.ino, pick(4)).await;
                 match pick(8) {
                     0 | 1 => self.die(world).await,
-                    2 | 3 => self.open.push(entry.ino), // it goes on later
+                    2 | 3 => self.open.push(entry.ino), // it continues later
                     _ => self.client.close(entry.ino, true).await.unwrap(),
                 }
             }
@@ -399,7 +399,7 @@ impl Bench {
         self.client.getattr(ino).await.is_ok()
     }
 
-    /// The program is killed; another one goes on.
+    /// The program is killed; another one continues.
     async fn die(&mut self, world: &World) {
         self.client.call(&SessionClose { session: self.client.session }).await.unwrap();
         self.client = Client::start(world, "user").await;
@@ -459,14 +459,14 @@ impl Bench {
         self.client.call(&commit).await.unwrap();
     }
 
-    /// A mover takes work; does some of it; dies before it tells, or tells.
+    /// A mover takes work; does some of it; dies before its report, or reports.
     async fn ship(&mut self, mover: &mut Client, world: &World, calm: bool) -> bool {
         let dice = world.node("dice");
         let dies = || !calm && dice.rng.below(6) == 0;
         self.ship_some(mover, world, dies, |_| dice.rng.below(2) != 0).await
     }
 
-    /// `does`: what a mover that dies has done before, of names and of extents.
+    /// `does`: the part of its work, of names and of extents, that a mover did before it died.
     async fn ship_some(
         &mut self,
         mover: &mut Client,
@@ -562,7 +562,7 @@ impl Bench {
         }
     }
 
-    /// All there is to do; it has an end while nobody changes anything.
+    /// All work that is due; it ends while no client changes anything.
     async fn ship_all(&mut self, mover: &mut Client, world: &World) {
         for _ in 0..2000 {
             if !self.ship(mover, world, true).await {
@@ -639,7 +639,7 @@ impl Bench {
     }
 }
 
-/// What a client does that opens a file whose writer died.
+/// The recovery by a client that opens a file whose writer died.
 async fn recover(client: &Client, entry: &Entry) {
     if entry.lease.recover {
         let (op, ino, token_epoch) = (client.op(), entry.attr.ino, entry.lease.token_epoch);
@@ -651,8 +651,8 @@ fn set_attr(op: Op, ino: InodeId) -> SetAttr {
     SetAttr { op, cred: root(), ino, mode: None, uid: None, gid: None, size: None, atime: None, mtime: None }
 }
 
-/// `before`: so much is done before the relation is made. Tells how many actions home saw, and how many files
-/// movers recovered.
+/// `before`: the number of acts before the relation is made. Returns the number of actions that home saw, and
+/// of files that movers recovered.
 fn play(seed: u64, in_parts: bool, before: usize, steps: usize) -> (u64, u64) {
     play_and_exchange(seed, in_parts, before, steps, false)
 }
@@ -724,7 +724,7 @@ fn home_ends_as_the_volume_is_where_names_are_exchanged() {
         play_and_exchange(20_000 + seed, seed % 3 == 0, before, 60 - before / 4, true);
     }
 }
-/// Another name of the file is in a directory that was there before, and nobody has looked at yet.
+/// Another name of the file is in an older directory, which no mover has read yet.
 #[test]
 fn home_forgets_nothing_whose_other_name_is_not_known_yet() {
     play(2393, false, 80, 40);
@@ -741,12 +741,12 @@ fn a_rename_does_not_wait_for_a_removed_open_file() {
     play(10_261, true, 0, 60);
 }
 /// Two files exchange their names by way of a third: the one that is replaced in the end is at home under a
-/// name of before.
+/// former name.
 #[test]
 fn a_removed_file_leaves_no_earlier_name_behind() {
     play(10_261, true, 0, 60);
 }
-/// Tells all histories that fail, not the first one only.
+/// Lists all histories that fail, not the first one only.
 #[test]
 #[ignore = "five minutes: 30,000 seeds"]
 fn home_ends_as_the_volume_is_long() {
@@ -802,7 +802,7 @@ fn changes_are_numbered_and_kept_until_every_follower_has_them() {
     });
 }
 
-/// A change tells an inode; whoever follows wants to open a file.
+/// A change names an inode; its reader wants to open the file.
 #[test]
 fn changes_show_where_the_file_is_now() {
     simulate(9, async |world| {
@@ -849,7 +849,7 @@ fn changes_show_where_the_file_is_now() {
     });
 }
 
-/// Something at home that was there before.
+/// An older entry at home.
 fn entry(name: &str, kind: FileKind, size: u64, id: &str) -> HomeEntry {
     let time = Time { nanos: 1_500_000_000_000_000_123 };
     let attrs = HomeAttrs { mode: 0o751, uid: 5, gid: 6, atime: time, mtime: time, xattrs: vec![] };
@@ -918,7 +918,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         let usage = user.call(&get).await.unwrap();
         assert_eq!((usage.bytes, usage.evicted, usage.files, usage.directories), (0, 10, 1, 2));
 
-        // One that cannot be read: whoever wants it is told, the other one comes.
+        // One directory cannot be read: its readers get the error, the other one arrives.
         let work = mover.call(&take).await.unwrap().relations.remove(0);
         let paths: Vec<String> = work.listings.iter().map(|l| text(&l.path)).collect();
         assert_eq!(paths, ["a", "e"]);
@@ -938,7 +938,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         let busy = user.call(&busy).await.unwrap_err();
         assert!(busy.context.contains("not all names"), "{busy}");
 
-        // What is done here goes there, to what was there.
+        // Changes here are carried out there, on the older entries.
         user.unlink(ROOT, "f").await.unwrap();
         let mut seen = Vec::new();
         while seen.len() < 2 {
@@ -955,7 +955,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
     });
 }
 
-/// Until the root has so many bytes, files and directories.
+/// Until the root has this number of bytes, files and directories.
 async fn becomes_used(user: &Client, expected: (u64, u64, u64)) {
     let usage = GetUsage { session: user.session, dir: ROOT };
     let deadline = user.env.clock.now() + PATIENCE;
@@ -1058,7 +1058,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
     });
 }
 
-/// Seed 492018: a mover had read a directory before the one above it was gone at home, and told of it while
+/// Seed 492018: a mover had read a directory before its parent was removed at home, and reported it while
 /// that was being emptied here.
 #[test]
 fn a_directory_gone_at_home_is_removed_with_its_content() {
@@ -1099,8 +1099,8 @@ fn a_directory_gone_at_home_is_removed_with_its_content() {
     });
 }
 
-/// A directory is read again when somebody looks at it, if it was not a moment ago, and in the background;
-/// and movers are given nothing that changes home.
+/// A directory is read again when a client lists it, if it was not a moment ago, and in the background; and
+/// movers get no work that changes home.
 #[test]
 fn directories_of_a_mirror_are_read_again() {
     simulate(15, async |world| {
@@ -1145,7 +1145,7 @@ fn directories_of_a_mirror_are_read_again() {
         let relisting = ReportRelisting { op, relation, dir: ROOT, after, entries: entries.clone(), upto };
         mover.call(&relisting).await.unwrap();
         mover.call(&done()).await.unwrap();
-        // Nobody looks for a minute; and so it is when the clock was an hour ahead the last time.
+        // No client lists it for a minute; the same when the clock was an hour ahead the last time.
         for nanos_back in [0, 3600 * 1_000_000_000] {
             world.set_wall_offset("meta", -nanos_back);
             let began = user.env.clock.now();
@@ -1182,7 +1182,7 @@ fn a_relation_is_removed_step_by_step_to_its_end() {
         let all = RelationList { session: user.session, volume: None };
         assert_eq!(user.call(&all).await.unwrap().relations, []);
         assert!(user.call(&change(user.op())).await.is_err(), "it is none any more");
-        // The same home again is another relation, whatever is left of the first one.
+        // The same home again is another relation, also if parts of the first one are left.
         let again = user.call(&add(user.op())).await.unwrap().id;
         assert_ne!(again, relation);
         let deadline = user.env.clock.now() + PATIENCE;

@@ -115,8 +115,8 @@ fn history_at(in_parts: bool, names: &[&str], then: impl AsyncFnOnce(Bench, Clie
     });
 }
 
-/// It is replaced under the name that home knows, and goes to another one; nobody tells that, and that one is
-/// renamed.
+/// It is replaced under the name that home knows, and goes to another one; this is not reported, and that
+/// name is changed again.
 #[test]
 fn a_file_that_went_out_of_the_way_is_at_its_new_name() {
     history(&["a=b", "c"], async |mut bench, mut mover, world| {
@@ -139,7 +139,7 @@ fn nothing_is_written_where_a_file_may_have_gone_away() {
     });
 }
 
-/// It goes to a name which a change that is under way, or comes first, gives to another file for now.
+/// It goes to a name which a change in flight, or an earlier one, gives to another file for now.
 #[test]
 fn a_relocation_takes_no_name_that_another_file_is_getting() {
     history(&["a=b", "c", "e"], async |mut bench, mut mover, world| {
@@ -207,8 +207,8 @@ fn a_removed_file_is_not_truncated_half_way() {
     });
 }
 
-/// What is left of its first bytes goes before the rename, the truncation and what is written after it later:
-/// for as long as it is open.
+/// The rest of its first bytes is shipped before the rename, the truncation and later writes after it: for as
+/// long as it is open.
 #[test]
 fn a_renamed_truncated_and_rewritten_file_is_sent_once() {
     history(&[], async |mut bench, mut mover, world| {
@@ -225,7 +225,7 @@ fn a_renamed_truncated_and_rewritten_file_is_sent_once() {
     });
 }
 
-/// Its attributes were set there, and nobody told that: what is there is not a stranger's.
+/// Its attributes were set there, without a report: the state there is not a stranger's.
 #[test]
 fn a_file_removed_after_unreported_attributes_is_ours() {
     history(&["a"], async |mut bench, mut mover, world| {
@@ -258,7 +258,7 @@ fn an_exchange_with_a_file_under_another_name_ends_right() {
     }
 }
 
-/// Home hears of it when that directory is no more.
+/// The change is shipped when that directory does not exist any more.
 #[test]
 fn files_of_a_removed_directory_are_where_they_moved_to() {
     for in_parts in [false, true] {

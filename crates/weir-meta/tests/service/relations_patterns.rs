@@ -40,7 +40,7 @@ impl Bench {
     }
 }
 
-/// Whatever happens while patterns change, home is as the volume when there are none any more.
+/// After any acts while patterns change, home is equal to the volume when there are no patterns any more.
 fn play_with_patterns(seed: u64, in_parts: bool, before: usize) {
     println!("seed {seed}");
     simulate(seed, async |world| {

@@ -19,7 +19,7 @@ impl Client {
         let ask = SnapshotList { session: self.session, volume: VolumeId::ROOT };
         self.call(&ask).await.unwrap().snapshots
     }
-    /// When a condition holds; it has so long in the world's time.
+    /// When a condition holds; it has this time, in the world's clock.
     async fn until(&self, patience: Duration, mut holds: impl AsyncFnMut(&Client) -> bool) -> bool {
         let deadline = self.env.clock.now() + patience;
         while !holds(self).await {
@@ -53,7 +53,7 @@ fn scheduled_snapshots_have_unflushed_writes_through_restarts() {
         assert!(last.scheduled && last.name.starts_with("auto-"), "{last:?}");
         let second = last.created.nanos / 1_000_000_000;
         assert!(second % 60 < 5, "at a full minute: {second}");
-        // What is due while the leader is away is taken when it is back.
+        // A snapshot that is due while the leader is down is taken when it is up again.
         a.create(ROOT, "g").await.unwrap();
         drop(meta);
         world.kill("meta");
@@ -68,8 +68,8 @@ fn scheduled_snapshots_have_unflushed_writes_through_restarts() {
     });
 }
 
-/// What the leader cannot make sense of when it tidies up is tried again, and told; nobody is refused service
-/// for it.
+/// A record that the leader cannot decode when it tidies up is tried again, and reported; no client is
+/// refused service for it.
 #[test]
 fn a_leader_that_cannot_tidy_up_serves_its_clients() {
     simulate(98, async |world| {
@@ -140,7 +140,7 @@ impl Client {
     async fn root_volume(&self) -> Volume {
         self.call(&VolumeGet { session: self.session, name: "root".into() }).await.unwrap()
     }
-    /// A closed file of so many bytes, removed again.
+    /// A closed file of this number of bytes, removed again.
     async fn make_and_remove(&self, name: &str, bytes: u64) {
         let made = self.create(ROOT, name).await.unwrap().entry;
         self.commit(made.attr.ino, made.lease.token_epoch, bytes, true).await.unwrap();
@@ -190,7 +190,7 @@ fn the_trash_delays_no_write_for_more_than_a_moment() {
         }
         let there = a.root_volume().await;
         assert!(there.usage.files + there.usage.directories <= 100 && there.in_trash.files > 0, "{there:?}");
-        // Files that are there are in the way as ever.
+        // Existing files are in the way as ever.
         for n in 0..98 {
             a.create(ROOT, &format!("f{n}")).await.unwrap();
         }
@@ -238,7 +238,7 @@ fn full_targets_lose_their_oldest_trash_as_far_as_needed() {
         SPACE.set(Some(Level { capacity: 100_000_000, used: 90_000_000 }));
         a.env.clock.sleep(MINUTE).await;
         assert_eq!(a.root_volume().await.in_trash.bytes, 6_000_000, "there is room");
-        // What was removed is in the targets' reports for a while.
+        // Removed data is in the targets' reports for a while.
         SPACE.set(Some(Level { capacity: 100_000_000, used: 91_500_000 }));
         a.env.clock.sleep(MINUTE / 2).await;
         assert_eq!(a.root_volume().await.in_trash.bytes, 4_000_000);
@@ -332,7 +332,7 @@ fn a_clone_is_listed_to_its_end_wherever_the_leader_is_killed() {
                 Err(e) if answered => panic!("killed at {nth}: {e}"),
                 Err(_) => c.clone_root("clone").await.unwrap(),
             };
-            // Whoever looks waits for what it looks at.
+            // A lookup waits for the entry only.
             assert_eq!(c.sizes(clone.root).await, there, "killed at {nth}");
             assert!(c.until(MINUTE, async |c| c.snapshot(clone.id, "probe").await).await, "killed at {nth}");
             let delete =
