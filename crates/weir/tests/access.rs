@@ -83,13 +83,13 @@ fn other_users_may_read_status_and_manage_their_own_volumes() {
     assert!(succeeds(&as_ada(&["volume", "list"])).contains("ours"));
     succeeds(&as_ada(&["volume", "quota", "hers", "--soft-bytes", "1GB"]));
     succeeds(&as_ada(&["volume", "snapshot", "hers", "one"]));
-    // What is the cluster's, the superuser's or somebody else's.
+    // Files of the cluster, of the superuser or of another user.
     denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not do that here (ClearTarget, method 9)");
     denied(&as_ada(&["upgrade", "finish"]), "user 1000 may not do that here (FinishUpgrade, method 28)");
     denied(&as_ada(&["volume", "quota", "hers", "--bytes", "2GB"]), "only the superuser");
     denied(&as_ada(&["volume", "quota", "ours", "--soft-bytes", "1GB"]), "user 1000");
     denied(&as_ada(&["volume", "create", "more"]), "user 1000 may not do that here");
-    // Its socket lets nobody in, and neither does the door where one is not the user that one says.
+    // Its socket refuses others, and so does the door where a user claims to be another one.
     for name in ["coord", "meta", "storage-1"] {
         let refused =
             as_user(ADA, &["test", "-w", cluster.dir().join("socket").join(name).to_str().unwrap()]);
@@ -163,7 +163,7 @@ fn users_have_limits_of_their_own_and_see_them() {
     succeeds(&fill(NOBODY, "c"));
 }
 
-/// What the audit log says, by `weir audit show`: of each record what, on, role, uid and the result.
+/// The records of the audit log, by `weir audit show`: of each record what, on, role, uid and the result.
 fn audited(cluster: &Cluster) -> Vec<(String, String, String, Option<u64>, String)> {
     let shown: Value = serde_json::from_str(&cluster.run_weir(&["audit", "show", "--json"])).unwrap();
     let word = |record: &Value, field: &str| record[field].as_str().unwrap().to_owned();
@@ -172,7 +172,7 @@ fn audited(cluster: &Cluster) -> Vec<(String, String, String, Option<u64>, Strin
     shown.as_array().unwrap().iter().map(row).collect()
 }
 
-/// What it was, what it was about, by which role, how its result begins; and by which user.
+/// The action, its object, the role, the beginning of its result; and the user.
 fn has(cluster: &Cluster, [what, on, role, result]: [&str; 4], uid: Option<u64>) -> bool {
     audited(cluster)
         .iter()
@@ -212,7 +212,7 @@ fn the_audit_log_has_refusals_and_a_changed_byte_is_found() {
     // It is for root and the user of the servers.
     denied(&weir_as(ADA, &cluster, &["audit", "show"]), "coord");
 
-    // The chain goes on after a restart, and a byte that is changed is found.
+    // The chain continues after a restart, and a changed byte is found.
     let dir = cluster.dir();
     assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
     let verify = |more: &[&str]| cluster.try_run_weir(&[&["audit", "verify"], more].concat());
@@ -242,7 +242,7 @@ fn the_audit_log_has_refusals_and_a_changed_byte_is_found() {
         "{}",
         text(&found.stdout)
     );
-    // Records that were removed at the end are missing for somebody who kept the last one.
+    // Records that were removed at the end are missing for a reader that kept the last one.
     let line_end = whole[..whole.len() - 1].iter().rposition(|b| *b == b'\n').unwrap();
     let tip = text(&whole[line_end + 1..]);
     let field = |name: &str| {
@@ -333,7 +333,7 @@ fn directories_of_another_user_are_refused() {
     denied(&weir(&mount), "point belongs to user 1000");
 }
 
-/// A cluster whose volume `data` is a user's, who may have homes below a directory.
+/// A cluster whose volume `data` belongs to a user with homes below a directory.
 struct Users {
     bench: Bench,
     allowed: tempfile::TempDir,
@@ -361,7 +361,7 @@ impl Users {
         self.bench.cluster.up();
         added
     }
-    /// Whatever is written stays here, for this reason.
+    /// All written data stays here, for this reason.
     fn is_held_back(&self, words: &str) {
         fs::write(self.bench.data.join("note"), b"note").unwrap();
         let mut last = String::new();
@@ -423,7 +423,7 @@ fn a_directory_of_root_is_not_mirrored_for_a_user() {
     assert_eq!(users.bench.relation()["state"], "first scan", "nothing was seen of it");
 }
 
-/// What a program says that fails; one that waits instead is an error of the test.
+/// The output of a program that fails; one that waits instead is an error of the test.
 fn fails(words: &[&str]) -> String {
     let mut child = Command::new(words[0])
         .args(&words[1..])
@@ -457,7 +457,7 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     assert!(log.contains("a home is not used: user 1000 may not have the home"), "{log}");
     let status = text(&bench.try_run_weir(&["status"]).stdout);
     assert!(status.contains("cannot be used") && status.contains(why), "{status}");
-    // As soon as it may be used all goes on.
+    // As soon as it may be used all continues.
     chown(&bench.home, Some(ADA), Some(ADA)).unwrap();
     bench.run_weir(&["up", "--allow-home", &bench.url()]);
     wait_until("the names to be there", PATIENCE, || frame.metadata().is_ok_and(|m| m.len() == 1 << 20));
@@ -552,7 +552,7 @@ fn framed(kind: FrameKind, payload_len: u32, body: &[u8]) -> Vec<u8> {
     [&header.encode(body)[..], body].concat()
 }
 
-/// What a server answers to requests by a node that claims this role; one for each method that is said.
+/// A server's answers to requests by a node that claims this role; one for each method.
 fn answers(
     port: u16,
     role: Role,
@@ -667,7 +667,7 @@ fn a_thousand_strangers_cost_little_and_lock_no_client_out() {
         let before = resident_mib(pid);
         let silent: Vec<TcpStream> =
             (0..1000).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
-        // Some who said hello, and then begin the largest frames and do not end them.
+        // Peers that send a hello, and then begin the largest frames and do not end them.
         let mut slow: Vec<TcpStream> =
             (0..150).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
         for stream in &mut slow {
@@ -861,7 +861,7 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
         assert_eq!(errno(done), libc::EACCES, "{what}");
     }
     assert!(fs::read(here.join("d/public")).unwrap() == pattern(1, 100_000), "what all may read it may, too");
-    // What it makes is nobody's, and it is shown who owns what.
+    // Files that it makes belong to user nobody, and it sees the true owners.
     fs::write(here.join("all/mine"), b"mine").unwrap();
     fs::set_permissions(here.join("all/mine"), fs::Permissions::from_mode(0o600)).unwrap();
     let owner = |path: &str| fs::metadata(here.join(path)).map(|m| (m.uid(), m.gid())).unwrap();
@@ -869,7 +869,7 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
         (owner("all/mine"), owner("d/hers"), owner("d/secret")),
         ((NOBODY, NOBODY), (ADA, ADA), (0, 0))
     );
-    // Users are who they are. A write takes away what a file would run with.
+    // Users keep their ids. A write clears the privileges of a file.
     let program = here.join("d/program");
     succeeds(&as_user(ADA, &["cat", here.join("d/hers").to_str().unwrap()]));
     succeeds(&as_user(ADA, &["sh", "-c", &format!("echo >> {}", program.display())]));
@@ -916,7 +916,7 @@ fn a_read_only_volume_and_a_refused_one_are_that_for_a_mount() {
     assert!(fs::rename(here.join("p1/new"), here.join("p2/new")).is_err());
     assert!(!there.join("p2/new").exists());
     assert!(fs::read(here.join("p2/file")).unwrap() == pattern(2, 100_000));
-    // What was open for writing is written no more.
+    // A file that was open for writing is written no more.
     let mut before = before;
     let written = before.write_all(b"late").and_then(|()| before.sync_all());
     assert_eq!(errno(written), libc::EROFS);

@@ -97,7 +97,7 @@ fn roles_meet_over_mixed_loopback_addresses_in_any_order() {
     let absent = format!("tcp:no-such-host.invalid:{nobody}");
     let [coord, meta, target] = ["coord", "meta", "t1"].map(|name| roles.path(name));
 
-    // Before any coordinator; of its addresses the first is no host's, and nobody listens at the second.
+    // Before any coordinator; the first of its addresses has no host, and the second one no listener.
     let silent = format!("tcp:127.0.0.1:{nobody}");
     let storage = ["storage", "--name", "s1", "--dir", &target, "--listen", "tcp:127.0.0.1:0"];
     let finds = ["--coordinator", &absent, "--coordinator", &silent, "--coordinator", &six];
@@ -306,7 +306,7 @@ fn ipv4_and_ipv6_machines_share_files_and_a_moved_name_is_found() {
     let compared = machines.at_mount(4, &format!("cmp {} f", bytes.display()));
     assert!(compared.status.success(), "{}", text(&compared.stderr));
 
-    // The coordinator's machine gets other addresses; only the name says which.
+    // The coordinator's machine gets other addresses; only the name resolves to them.
     machines.roles.end("coord");
     machines.within(1, "ip addr flush dev eth0 && ip addr add 10.78.0.9/24 dev eth0 && ip addr add fd78::9/64 dev eth0 nodad");
     machines.coordinator_is_at(9);

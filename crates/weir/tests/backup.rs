@@ -42,7 +42,7 @@ impl Desk {
         let url = self.url();
         self.bench.try_run_weir(&[&["volume", "backup", "data", "--to", &url, "--json"], more].concat())
     }
-    /// Makes one; what it says.
+    /// Makes one; returns its output.
     fn backup(&self) -> Value {
         let output = self.try_backup(&[]);
         assert!(output.status.success(), "{}{}", text(&output.stderr), self.bench.cluster.logs());
@@ -182,7 +182,7 @@ fn a_killed_backup_is_continued_and_harms_no_older_one() {
     let mode = fs::metadata(desk.place.join(&half)).unwrap().mode();
     assert_eq!(mode & 0o777, 0o700, "half a backup is nobody's to read");
     assert_eq!(tree(&first), then);
-    // What comes meanwhile is of the next one.
+    // Later changes belong to the next one.
     fs::write(top.join("later"), b"later").unwrap();
     let mut made = Value::Null;
     wait_until("the killed one's session to end", PATIENCE, || {
@@ -222,7 +222,7 @@ fn a_user_gets_a_day_back_with_his_own_rights_only() {
     fs::remove_file(top.join("hers/letter")).unwrap();
     let tuesday = desk.backup()["backup"].as_str().unwrap().to_owned();
     fs::write(top.join("hers/thesis"), b"spoilt").unwrap();
-    // Whoever is not root has no way through the directories of a test.
+    // Users other than root have no way through the directories of a test.
     for above in [desk.place.parent(), desk.bench.cluster.mount().parent()].into_iter().flatten() {
         fs::set_permissions(above, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -248,7 +248,7 @@ fn a_user_gets_a_day_back_with_his_own_rights_only() {
     let copy = top.join("hers/thesis.monday");
     done("hers/thesis", &["--at", &monday, "--to", copy.to_str().unwrap()]);
     assert_eq!(fs::read(&copy).unwrap(), b"monday");
-    // What is newer is kept beside it.
+    // The newer file is kept next to it.
     let said = done("hers/thesis", &["--at", &tuesday]);
     assert_eq!(fs::read(top.join("hers/thesis")).unwrap(), b"tuesday");
     let kept = said.trim_end().rsplit_once("the replaced one is kept as ").unwrap().1.to_owned();

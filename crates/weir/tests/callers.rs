@@ -15,7 +15,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// A cluster that whoever is not root finds a way to.
+/// A cluster with directories that all users may pass.
 fn cluster(mounts: usize) -> Cluster {
     let cluster = Cluster::start(mounts);
     let above = cluster.mount().parent().unwrap();
@@ -29,7 +29,7 @@ fn as_user(options: &[&str], program: &[&str]) -> Output {
     command.args(["--reuid=1234", "--regid=1234"]).args(options).args(program).output().unwrap()
 }
 
-/// Runs a Python script with these files as its arguments; what it prints.
+/// Runs a Python script with these files as its arguments; returns its output.
 fn python(script: &str, files: &[&Path]) -> String {
     let output = Command::new("python3").args(["-c", script]).args(files).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -56,7 +56,7 @@ fn a_program_runs_without_read_permission() {
         let run = as_user(&["--clear-groups"], &[program.to_str().unwrap(), "it runs"]);
         assert_eq!(text(&run.stdout), "it runs\n", "{}", text(&run.stderr));
         assert!(!as_user(&["--clear-groups"], &["cat", program.to_str().unwrap()]).status.success());
-        // The interpreter opens a script as everybody does.
+        // The interpreter opens a script like any program.
         assert!(!as_user(&["--clear-groups"], &[script.to_str().unwrap()]).status.success());
     }
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
@@ -73,7 +73,7 @@ fn a_program_that_closes_files_in_exec_is_answered() {
     let cluster = cluster(1);
     let path = cluster.mount().join("closed-in-exec");
     let (ended, end) = std::sync::mpsc::channel();
-    // A thread of its own: a process that is stuck in exec does not let its parent go on.
+    // A thread of its own: a process that is stuck in exec blocks its parent.
     std::thread::spawn(move || {
         for n in 0..40 {
             let mut file = fs::File::create(&path).unwrap();

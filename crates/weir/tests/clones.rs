@@ -119,7 +119,7 @@ fn a_clone_outlives_its_source_and_space_is_freed_at_the_end() {
     for n in 0..4u8 {
         fs::write(top.join(n.to_string()), pattern(n.into(), 8 * MIB)).unwrap();
     }
-    // One is being written: what was written before is in the clone.
+    // One is being written: its earlier writes are in the clone.
     let mut open = fs::File::create(top.join("open")).unwrap();
     open.write_all(b"before").unwrap();
     volume(&cluster, &["clone", "data", "/clone"]);
@@ -176,7 +176,7 @@ fn a_large_clone_is_there_at_once_and_whole_after_restarts() {
     volume(&cluster, &["clone", "data@s", "/clone"]);
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}: it waits for nothing that there are many of");
-    // Whoever looks does not wait for the others.
+    // A reader does not wait for the others.
     assert_eq!(fs::read_to_string(mount.join("clone/37/99")).unwrap(), "37 99");
     for _ in 0..3 {
         cluster.kill_all();

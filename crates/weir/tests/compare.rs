@@ -130,7 +130,7 @@ fn rows_that_cannot_be_compared_are_refused_by_name() {
         assert_eq!(output.status.code(), Some(code), "{words:?}: {stderr}");
         assert!(stderr.contains(&said), "{words:?}: {stderr}");
     }
-    // Where nobody can make a directory, the superuser neither. What was made elsewhere goes.
+    // No user can make a directory there, not even the superuser. Directories made elsewhere are removed.
     let output = weir(&["bench", "compare", path(&two), "/proc"]);
     let stderr = text(&output.stderr);
     assert!(!output.status.success());
@@ -138,7 +138,7 @@ fn rows_that_cannot_be_compared_are_refused_by_name() {
     assert_empty(&two);
 }
 
-/// A comparison that goes on until it is ended, and has begun to measure.
+/// A comparison that runs until it is ended, and has begun to measure.
 fn endless(dirs: &[&Path]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
     command.args(["bench", "compare", "--rows", "sync-write", "--rounds", "1000", "--ops", "100"]);
@@ -147,7 +147,7 @@ fn endless(dirs: &[&Path]) -> Child {
     child
 }
 
-/// What a comparison made in a directory.
+/// The files of a comparison in a directory.
 fn own(dir: &Path) -> Option<PathBuf> {
     fs::read_dir(dir).unwrap().next().map(|entry| entry.unwrap().path())
 }
@@ -169,7 +169,7 @@ fn a_signal_ends_it_and_nothing_is_left() {
 fn an_error_ends_it_and_nothing_is_left() {
     let (_root, one, two) = two();
     let mut child = endless(&[&one, &two]);
-    // Somebody else takes the directory away while it is used.
+    // Another process removes the directory while it is used.
     let taken = own(&two).unwrap();
     wait_until("the directory is gone", PATIENCE, || {
         let _ = fs::remove_dir_all(&taken); // files are made in it meanwhile

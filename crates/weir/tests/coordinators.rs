@@ -131,7 +131,7 @@ fn leading_coordinators_end(cluster: &Cluster, load: &Load) {
     let log = text(&fs::read(cluster.dir().join(format!("log/{second}.log"))).unwrap());
     assert!(log.contains("error: lead the cluster:"), "{log}");
     cluster.up();
-    // One that ends in good order makes room at once.
+    // One that shuts down hands over at once.
     let third = wait_for_leader(cluster);
     cluster.signal(&third, "TERM");
     let begun = Instant::now();
@@ -147,7 +147,7 @@ fn members_of_etcd_end(cluster: &Cluster, load: &Load) {
     let took = change_the_map(cluster, 3);
     println!("a member of etcd killed: next map change after {took:?}, slowest file {:?}", load.slowest());
     cluster.up();
-    // All are silent: nobody leads any more after the lease, and files are written and read all the same.
+    // All are silent: there is no leader after the lease, and files are written and read all the same.
     let leads = wait_for_leader(cluster);
     let all: Vec<_> = (1..=3).map(|n| cluster.stop(&format!("etcd-{n}"))).collect();
     let begun = Instant::now();

@@ -27,7 +27,7 @@ const SHARED_BYTES: usize = 4 << 20;
 /// A piece of a burst: rides in the journal.
 const PART_BYTES: usize = 8 << 10;
 
-/// Who is killed.
+/// The processes that are killed.
 #[derive(Clone, Copy, Debug)]
 enum Victims {
     Storage,
@@ -63,16 +63,16 @@ struct Expected {
     maybe: Option<Vec<u8>>,
 }
 
-/// What was done to one directory through one mount, and what must be there.
+/// The acts on one directory through one mount, and the files that must exist.
 struct Work {
     dir: PathBuf,
     /// What another mount writes, seen through this one: to read it takes that one's lease.
     other: PathBuf,
     files: BTreeMap<String, Expected>,
-    /// Names that are there, or not: an operation on them was interrupted.
+    /// Names that may or may not exist: an operation on them was interrupted.
     in_doubt: Vec<String>,
     step: u64,
-    /// More targets die than may: what is not back within an operation's deadline is an error.
+    /// More targets die than may: data that is not back within an operation's deadline is an error.
     may_fail: bool,
 }
 
@@ -108,7 +108,7 @@ impl Work {
         Ok(())
     }
 
-    /// Ok: it was acknowledged. Any error that nobody must expect fails the test.
+    /// Ok: it was acknowledged. Any unexpected error fails the test.
     fn done(&mut self, what: &str, result: Result<()>) -> std::result::Result<(), Interrupted> {
         match result {
             Ok(()) => Ok(()),
@@ -215,7 +215,7 @@ impl Work {
         Ok(())
     }
 
-    /// Everything acknowledged is in `dir`, another mount's view of the same directory. What was in doubt is
+    /// Everything acknowledged is in `dir`, another mount's view of the same directory. Files in doubt are
     /// settled as found.
     fn verify(&mut self, dir: &Path) {
         let mut there: Vec<String> =
@@ -265,13 +265,13 @@ fn check(name: &str, found: &[u8], expected: &Expected, new: bool) {
     );
     for (at, byte) in found.iter().enumerate() {
         let allowed = [expected.bytes.get(at), maybe.get(at)];
-        // A size may be there before the bytes that were to come with it.
+        // A new size may show before its bytes.
         let gap = expected.bytes.get(at).is_none() && *byte == 0;
         assert!(gap || allowed.contains(&Some(byte)), "{name}: a byte at {at} that nobody wrote");
     }
 }
 
-/// Starts the victims with the order to die, lets the work go on until enough have, and starts all of them
+/// Starts the victims with a crash point, lets the work run until enough have died, and starts all of them
 /// again.
 fn die_and_recover(
     cluster: &mut Cluster,
@@ -320,7 +320,7 @@ fn die_and_recover(
         let have_stopped = || too_many && workers.iter().all(|w| w.is_finished());
         wait_until(&what, PATIENCE, || died(cluster) || (dead(cluster) > 0 && have_stopped()));
         if matches!(victims, Victims::Mount) {
-            // Who works there has to see it: between the dead mount and its successor there is a plain, empty
+            // Programs there have to notice: between the dead mount and its successor there is a plain, empty
             // directory.
             wait_until("the dead mount to be seen", PATIENCE, || workers[0].is_finished());
         }
@@ -338,7 +338,7 @@ fn kill_those_left(cluster: &Cluster, shell: &mut Shell, names: &[String]) {
     wait_until("all are gone", PATIENCE, || names.iter().all(|name| cluster.pid(name).is_none()));
 }
 
-/// The points of each role, and who dies there.
+/// The points of each role, and the processes that die there.
 fn cases(all: bool) -> Vec<(Victims, &'static str)> {
     let store = weir_store::crash_points::ALL.into_iter().chain(weir_kv::crash_points::ALL);
     let storage = |point: &'static str| {
@@ -346,7 +346,7 @@ fn cases(all: bool) -> Vec<(Victims, &'static str)> {
     };
     let mut cases: Vec<_> = store.clone().map(storage).collect();
     if all {
-        // When all die at once nobody is behind, and nothing is fetched.
+        // When all die at once no member is behind, and nothing is fetched.
         let fetched = [weir_store::crash_points::REBUILT, weir_store::crash_points::COPIED];
         let points = store.filter(|point| !fetched.contains(point));
         cases.extend(points.map(|point| (Victims::AllStorage, point)));
@@ -364,7 +364,7 @@ fn survives(cases: &[(Victims, &'static str)], nths: &[u32]) {
     if !can_mount() {
         return;
     }
-    // Who waits for more than may be gone gives up within the test's own patience.
+    // A program that waits for more targets than may fail gives up within the test's own patience.
     let mut cluster = Cluster::with(2, &["--patience", "15s"]);
     let mut shell = Shell::start();
     let at = |mount: usize, name: &str| cluster.mounts[mount].join(name);

@@ -46,7 +46,7 @@ fn read_at(path: &Path, at: usize, length: usize) -> std::io::Result<Vec<u8>> {
     File::open(path)?.read_exact_at(&mut bytes, at as u64).map(|()| bytes)
 }
 
-/// What is there when the export is made.
+/// The files that exist when the export is made.
 fn before(cluster: &Cluster) {
     let top = cluster.mount();
     volume(cluster, &["create", "data", "--bytes", "1GB", "--inodes", "5000"]);
@@ -117,14 +117,14 @@ fn lost_data_is_an_error(top: &Path) {
     assert_eq!(fs::metadata(docs.join("gone")).unwrap().len(), 3 * STRIPE as u64);
     assert_eq!(errno(read_at(&docs.join("emptied"), 0, 4096)), EIO);
     assert_eq!(errno(read_at(&docs.join("emptied"), STRIPE, 4096)), EIO);
-    // Its space is given back a moment after its name: targets may have all of it still.
+    // Its space is freed a moment after its name: targets may have all of it still.
     match read_at(&docs.join("gone"), 0, 3 * STRIPE) {
         Ok(bytes) => assert!(bytes == pattern(90, 3 * STRIPE), "a deleted file came back with other bytes"),
         Err(e) => assert_eq!(e.raw_os_error(), Some(EIO)),
     }
     assert!(read_at(&docs.join("cut"), 0, STRIPE).unwrap() == pattern(90, STRIPE));
     assert_eq!(errno(read_at(&docs.join("cut"), STRIPE + 5, 4096)), EIO);
-    // What was overwritten is as it was last; what was appended is not there, also when the file grows.
+    // Overwritten bytes have their last state; appended ones are missing, also when the file grows.
     let changed = fs::read(docs.join("changed")).unwrap();
     assert!(
         changed[..STRIPE] == pattern(93, STRIPE) && changed[STRIPE..] == pattern(90, 3 * STRIPE)[STRIPE..]
@@ -201,7 +201,7 @@ fn a_lost_namespace_comes_back_from_its_export() {
     new_files_are_new(&top);
     all_is_right(&cluster);
 
-    // A restart compares nothing again, and the directory of before is an old copy now.
+    // A restart compares nothing again, and the former directory is an old copy now.
     down();
     cluster.up();
     all_is_right(&cluster);
@@ -238,7 +238,7 @@ fn exports_are_made_on_a_schedule_and_old_ones_go() {
     assert!(set["every_s"] == 3600 && set["keep"] == 2, "{set}");
     let state = || json(&cluster, &["namespace", "exports"]);
     wait_until("the first export", PATIENCE, || state()["last"]["file"].is_string());
-    // The oldest went; what has another name stays.
+    // The oldest was removed; a file with another name stays.
     let names = exports();
     assert!(names.len() == 3 && names[0] == "other.weir-export", "{names:?}");
     assert_eq!(names[1], "root-20200102T000000Z.weir-export");
@@ -248,7 +248,7 @@ fn exports_are_made_on_a_schedule_and_old_ones_go() {
     File::open(&newest).unwrap().read_exact(&mut magic).unwrap();
     assert_eq!(&magic, b"WEIR-NSX");
 
-    // It survives a restart, which is no reason for another one.
+    // It survives a restart, and a restart makes no other one.
     cluster.kill("meta");
     cluster.up();
     assert_eq!(state()["every_s"], 3600);
@@ -283,7 +283,7 @@ fn a_damaged_or_foreign_export_is_refused() {
     refusal(&foreign, &["the export is of cluster"]);
     refusal("/dev/null", &["the export is damaged"]);
     refusal(&truncated, &["it was cut off", "hint: take another export"]);
-    // What an import left that was broken off is not used, and done again.
+    // The rest of an interrupted import is not used, and the import runs again.
     let unfinished = cluster.try_up();
     assert!(!unfinished.status.success());
     assert!(import(&own).status.success());

@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// Runs, expects failure, and gives the exit code and what was said.
+/// Runs, expects failure, and returns the exit code and the message.
 fn refused(args: &[&str]) -> (i32, String) {
     let output = weir(args);
     assert!(!output.status.success(), "{args:?} should fail\n{}", text(&output.stdout));
@@ -117,7 +117,7 @@ fn too_few_targets_and_foreign_directories_are_refused() {
     assert!(said.contains("does not answer") && said.contains("hint:"), "{said}");
 }
 
-/// What a command says that was called wrongly: exit status, what is in it, what is not.
+/// The result of a command with wrong arguments: exit status, texts in its message, texts that are not.
 type Wrong<'a> = (&'a [&'a str], i32, &'a [&'a str], &'a [&'a str]);
 
 fn refused_as(table: &[Wrong<'_>], more: &[&str]) {
@@ -144,7 +144,7 @@ fn wrong_input_gets_a_message_that_helps() {
     let table: &[Wrong<'_>] = &[
         (&["status"], 2, &["no cluster is named", "--dir DIR", "--coordinator ADDR", "--at PATH"], &[]),
         (&["statu"], 2, &["'status', 'target'"], &[]),
-        // Nobody makes a cluster among other files.
+        // A cluster is never made among other files.
         (&["status", "--dir", &here], 3, &["hint: name the directory"], &["makes"]),
         (&["status", "--dir", &empty], 3, &["` makes a cluster there"], &[]),
         (&["status", "--dir", &new], 3, &[&makes_new], &[]),
@@ -241,7 +241,7 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
     let said = cluster.run_weir(&["relation", "pause", "r1", "--json"]);
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!((&said["relation"], &said["done"]), (&"r1".into(), &"paused".into()));
-    // Nobody waits for a coordinator that has ended.
+    // No command waits for a coordinator that has ended.
     cluster.kill("coord");
     refused_as(&[(&["volume", "list"], 8, &["nothing listens there", "hint:"], &["GetMap"])], at);
 }
@@ -256,7 +256,7 @@ fn an_occupied_port_is_named() {
     assert!(said.contains(&addr) && said.contains("in use") && said.contains("hint:"), "{said}");
 }
 
-/// One cluster for all that needs a running one: it must go on working after each.
+/// One cluster for all that needs a running one: it must keep working after each.
 #[test]
 fn a_running_cluster_survives_garbage_and_strangers() {
     if !can_mount() {

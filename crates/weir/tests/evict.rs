@@ -74,7 +74,8 @@ fn a_program_waiting_for_a_recall_dies_and_pinned_files_stay() {
     done("evict", &path);
     let away = state(&path);
     assert_eq!((&away["offline"], &away["online"]), (&(12 << 20).into(), &0.into()), "{away:#}");
-    // Nobody brings it: who waits ends when it is killed, reading through pages, directly, or writing.
+    // No mover recalls it: a waiting program ends when it is killed, reading through pages, directly, or
+    // writing.
     cluster.kill("mover-1");
     let file = path.display();
     let waiting = [
@@ -107,7 +108,7 @@ fn a_program_waiting_for_a_recall_dies_and_pinned_files_stay() {
     assert!(fs::read(&path).unwrap() == bytes);
 }
 
-/// The front of the file goes while it is written; nobody who writes it notices, and nothing of it is lost.
+/// The front of the file is evicted while it is written; its writer does not notice, and no byte is lost.
 #[test]
 fn a_file_larger_than_its_volume_fits() {
     if !can_mount() {
@@ -130,7 +131,7 @@ fn a_file_larger_than_its_volume_fits() {
     file.sync_all().unwrap();
     let now = state(&path);
     assert!(now["offline"].as_u64().unwrap() >= SIZE as u64 - LIMIT, "{now:#}");
-    // What is away is changed while the file is open.
+    // Evicted bytes are changed while the file is open.
     file.write_all_at(b"changed", 12_345).unwrap();
     drop(file);
     let expected = |n: usize| {

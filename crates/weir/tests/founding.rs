@@ -24,7 +24,7 @@ fn stop(cluster: &Cluster, name: &str) {
     cluster.signal(name, "TERM");
     wait_until(&format!("the end of {name}"), PATIENCE, || cluster.pid(name).is_none());
 }
-/// What a role says that does not start.
+/// The message of a role that does not start.
 fn refused(args: &[&str]) -> String {
     let output = weir(args);
     assert!(!output.status.success(), "{args:?} was not refused");
@@ -61,7 +61,7 @@ impl Drop for Role {
     }
 }
 
-/// The file that says that a role serves.
+/// The file that shows that a role serves.
 fn serves(pid_file: &Path) -> bool {
     let file = fs::read(pid_file).unwrap_or_default();
     serde_json::from_slice(&file).is_ok_and(|file: serde_json::Value| file["ready"] == true)

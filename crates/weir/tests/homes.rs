@@ -19,7 +19,7 @@ fn shipped(bench: &Bench) -> u64 {
     bench.relation()["shipped_bytes"].as_u64().unwrap()
 }
 
-/// What is done in a volume with any home; every file that is there then, with its bytes.
+/// The acts in a volume with any home; returns every file that exists then, with its bytes.
 fn use_names(data: &Path) -> Vec<(&'static str, Vec<u8>)> {
     fs::create_dir_all(data.join("a/b")).unwrap();
     fs::write(data.join("a/b/small"), b"small").unwrap();
@@ -53,7 +53,7 @@ fn a_bucket_shows_complete_files_and_returns_them() {
     let bench = Bench::start();
     bench.relate_to(&s3.url);
     let files = use_names(&bench.data);
-    // A file that grows: its parts are on their way before it is complete.
+    // A file that grows: its parts are shipped before it is complete.
     let bytes = pattern(2, 30 << 20);
     let mut file = File::create(bench.data.join("growing")).unwrap();
     let before = shipped(&bench);
@@ -65,7 +65,7 @@ fn a_bucket_shows_complete_files_and_returns_them() {
     bench.cluster.kill("mover-1");
     file.write_all(&bytes[21 << 20..25 << 20]).unwrap();
     bench.cluster.up();
-    // A new name in the middle: what is there is seen under the new one.
+    // A new name in the middle: the shipped part shows under the new one.
     fs::rename(bench.data.join("growing"), bench.data.join("grown")).unwrap();
     wait_until("a name to be changed while a file grows", PATIENCE, || {
         s3.object("grown").is_some_and(|o| o.len() >= 16 << 20 && o == bytes[..o.len()])
@@ -83,7 +83,7 @@ fn a_bucket_shows_complete_files_and_returns_them() {
     }
     assert_eq!(s3.object("link").unwrap(), b"moved/small");
 
-    // Of two names one is there; when that goes, the other one.
+    // Of two names one is at home; when that is removed, the other one.
     fs::hard_link(bench.data.join("moved/small"), bench.data.join("second")).unwrap();
     fs::remove_file(bench.data.join("moved/small")).unwrap();
     wait_until("the other name to be there", PATIENCE, || s3.object("second").as_deref() == Some(b"small"));
@@ -98,7 +98,7 @@ fn a_bucket_shows_complete_files_and_returns_them() {
         assert!(fs::read(&path).unwrap() == *bytes, "{name} from the bucket");
         assert_eq!(bench.offline(&path), 0);
     }
-    // Written where it is away: brought back, changed, and at home again.
+    // Written while evicted: recalled, changed, and at home again.
     let path = bench.data.join("grown");
     bench.evict(&path);
     File::options().write(true).open(&path).unwrap().write_all_at(b"new", 10 << 20).unwrap();
@@ -141,7 +141,7 @@ fn another_weir_is_a_home() {
         bench.evict(&path);
         assert!(fs::read(&path).unwrap() == *bytes, "{name} from the other Weir");
     }
-    // One that is not there is said to be so.
+    // A missing one is reported as missing.
     let gone = bench.try_run_weir(&["relation", "add", "data", "weir:///nowhere"]);
     assert_eq!(gone.status.code(), Some(2), "{}", text(&gone.stderr));
 }

@@ -36,7 +36,7 @@ use weir_proto::{
     map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 
-/// What a server may hold more after it all: its caches and the allocator's leftovers.
+/// The memory that a server may hold more after it all: its caches and the allocator's leftovers.
 const GROWTH_MIB_MAX: u64 = 96;
 /// A read or a write of the other client, on a busy machine.
 const OPERATION_MAX: Duration = Duration::from_secs(15);
@@ -167,7 +167,7 @@ fn converse(port: u16, bytes: &[u8]) {
     });
 }
 
-/// The cluster map, as anybody may ask for it.
+/// The cluster map, which any peer may request.
 fn cluster_map(port: u16) -> map::ClusterMap {
     let request = coord::GetMap { newer_than: 0, wait_ms: 0 }.to_bytes();
     let mut stream = connect(port);
@@ -201,7 +201,7 @@ fn body(kind: &Kind, dice: &mut Dice, map: &map::ClusterMap, target: u32) -> Opt
         && let Some(group) = map.groups.iter().filter(member).nth(dice.below(4))
         && bytes.len() >= 16
     {
-        // A real place; what is done there concerns files that nobody has.
+        // A real place; changes there concern files that no client has.
         bytes[..4].copy_from_slice(&target.to_le_bytes());
         bytes[4..8].copy_from_slice(&group.id.0.to_le_bytes());
         bytes[8..16].copy_from_slice(&group.epoch.0.to_le_bytes());
@@ -270,7 +270,7 @@ fn resident_mib(pid: i64) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// Writes and verifies small files until told to stop; the longest time that one took.
+/// Writes and verifies small files until it is stopped; returns the longest time that one took.
 fn bystander(dir: &Path, stop: &AtomicBool, done: &AtomicU64) -> Duration {
     let mut longest = Duration::ZERO;
     for n in 0.. {
@@ -334,7 +334,7 @@ fn survives(count: usize) {
     for (name, pid) in pids {
         assert_eq!(cluster.pid(name), Some(pid), "{name} ended");
     }
-    // What strangers said that they wait for is forgotten when they do not say it again.
+    // Waits that strangers reported are forgotten when they are not reported again.
     wait_until("the cluster is healthy", Duration::from_secs(60), || cluster.status()["healthy"] == true);
 }
 

@@ -48,7 +48,7 @@ fn a_volume_made_from_a_directory_shows_and_reads_what_is_there() {
     fill(&bench);
     let before = Bench::tree(&bench.home);
     adopt(&bench);
-    // At once: a directory deep down, before anybody has looked at those above.
+    // At once: a directory deep down, before any lookup of those above.
     let frames = fs::metadata(bench.data.join("a/frames")).unwrap();
     assert_eq!((frames.len(), frames.mode() & 0o7777), (9 << 20, 0o640));
     assert!(frames.blocks() <= 1, "its bytes are not here: {} blocks", frames.blocks());
@@ -58,7 +58,8 @@ fn a_volume_made_from_a_directory_shows_and_reads_what_is_there() {
     bench.wait_state("synced");
     assert_eq!(shipped(&bench), 0);
     assert_eq!(bench.relation()["unseen_directories"], 0);
-    // What was read has a proof now, and many are brought back at once: it may go again, and comes again.
+    // Data that was read has a proof now, and many files are recalled at once: it may be evicted, and
+    // recalled again.
     bench.evict(&bench.data.join("a/frames"));
     bench.evict(&bench.data.join("many/file 5"));
     let list = bench.home.with_file_name("list");
@@ -103,7 +104,7 @@ fn a_change_at_home_before_the_first_read_is_reported() {
     fs::remove_dir(bench.home.join("a/b/c")).unwrap();
     let error = fs::read(bench.data.join("a/frames")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
-    // What is written there is not lost, and does not go over the stranger's bytes.
+    // Bytes written there are not lost, and do not overwrite the stranger's.
     fs::write(bench.data.join("many/file 3"), b"goes on").unwrap();
     wait_until("another file to go home", PATIENCE, || {
         fs::read(bench.home.join("many/file 3")).is_ok_and(|bytes| bytes == b"goes on")

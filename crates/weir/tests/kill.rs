@@ -81,7 +81,7 @@ fn any_two_of_six_may_die_while_files_are_written_and_read() {
     }
     assert_eq!(cluster.status()["redundant"], false);
 
-    // A third: who writes waits for it, and the rest still answers.
+    // A third: writers wait for it, and other calls are still answered.
     cluster.kill("storage-1");
     common::shell("echo 3 > /proc/sys/vm/drop_caches || true");
     std::thread::scope(|scope| {

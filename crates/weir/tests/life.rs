@@ -52,7 +52,7 @@ fn a_stopped_mount_loses_its_rights_and_says_so() {
     assert_eq!(mount["state"], "does not answer", "{status:#}");
 
     drop(stopped);
-    // The open file that had the lock does nothing any more; the one with lost changes tells it once.
+    // The open file that had the lock does nothing any more; the one with lost changes reports it once.
     assert_eq!(a.ask("write f stale"), "EIO");
     assert_eq!(a.ask("fsync f"), "EIO");
     assert_eq!(a.ask("fsync g"), "EIO");
@@ -129,7 +129,7 @@ fn a_dead_mount_is_replaced_quickly() {
     wait_until("the mount is there again", PATIENCE, || {
         rustix::fs::statfs(&path).is_ok_and(|fs| fs.f_type == FUSE_SUPER_MAGIC)
     });
-    // The leader sees that the dead one is gone: what that had the right to change is there.
+    // The leader notices the death: files that the dead one had the right to change are available.
     assert_eq!(fs::read(path.join("f")).unwrap(), b"hello");
     shell(&format!("kill -TERM {}", again.id()));
     assert!(ends("the mount", &mut again, PATIENCE).success());

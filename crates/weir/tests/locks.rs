@@ -52,7 +52,7 @@ fn locks_of_two_mounts_exclude_each_other() {
     let mut c = Locker::new(&fa);
     assert_eq!(c.ask("get f ex 0 2"), format!("0 0 2 {}", a.pid()));
 
-    // What is shown.
+    // The shown locks.
     let shown = locks_of(&fb);
     assert_eq!(shown.len(), 2, "{shown:?}");
     assert_eq!(shown[0]["pid"], a.pid());
@@ -183,7 +183,7 @@ fn locks_survive_a_restart_of_the_metadata_role() {
     wait_for_waiters(&fa, 1);
     cluster.kill("meta");
     cluster.up();
-    // Nobody gets in between; the wait goes on.
+    // No other process gets in between; the wait continues.
     assert_eq!(c.ask("set f ex 0 1"), "EAGAIN");
     assert_eq!(c.ask("flock f ex"), "EAGAIN");
     wait_for_waiters(&fa, 1);
@@ -280,7 +280,7 @@ fn hdf5_files_are_locked_by_their_writer_on_any_mount() {
         let done = done.output().unwrap();
         if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
     };
-    // A writer that keeps its file open until it is told to close it.
+    // A writer that keeps its file open until it is asked to close it.
     let code = "import h5py, sys\nwith h5py.File(sys.argv[1], 'w') as f:\n f['n'] = 7\n f.flush()\n print('open', flush=True)\n sys.stdin.read()";
     let mut command = Command::new(&python);
     let writer = command.args(["-u", "-c", code]).arg(&fa).env_remove("HDF5_USE_FILE_LOCKING");

@@ -187,7 +187,7 @@ fn two_mounts_see_each_others_changes_at_once() {
     }
 }
 
-/// Also what the mount does not know to be open, and whoever has removed it.
+/// Also a file that the mount does not know to be open, removed by either mount.
 #[test]
 fn an_open_file_is_inspected_after_its_removal() {
     if !can_mount() {
@@ -317,8 +317,8 @@ fn mount_8_makes_changes_and_ends_mounts() {
     assert_eq!(shown, [of_fstab.as_str(), "nodev noexec nosuid ro", "seen", "strictatime", "seen"]);
 }
 
-/// What renames or makes entries as it reads them comes to an end, and names that are there all the while are
-/// in what is read.
+/// A program that renames or makes entries as it reads them comes to an end, and names that exist all the
+/// while are in the listing.
 #[test]
 fn a_directory_that_changes_as_it_is_read_has_an_end() {
     if !can_mount() {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 type Counts = BTreeMap<String, u64>;
 
-/// What the mount says of itself, with one request (GETXATTR).
+/// The mount's own counters, with one request (GETXATTR).
 fn client(mount: &Path) -> Value {
     let mut buffer = vec![0; 64 << 10];
     let len = rustix::fs::getxattr(mount, "weir.client", &mut buffer).unwrap();
@@ -106,11 +106,11 @@ fn a_path_in_use_costs_almost_no_requests() {
         assert!(made[kind] <= N + 5, "{kind}: {made:?}");
     }
     assert!(sum(&made) <= 5 * N + 10, "{made:?}");
-    // The ends of files are told many at once, but not later than after 20 ms.
+    // The ends of files are reported in batches, but not later than after 20 ms.
     assert!(asked <= 2 * N + 5, "{asked}");
 
     // Names count for a moment: each name in use, and each directory above, is looked up once in that time,
-    // however often it is used.
+    // for any number of uses.
     const ROUNDS: u64 = 50;
     let in_use = |what: &str, one: &dyn Fn(u64)| {
         let begun = Instant::now();
@@ -151,7 +151,7 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
     }
     let cluster = Cluster::start(1);
     const N: u64 = 2000;
-    // By a mount that is gone, so that nobody holds leases on them.
+    // By a mount that has ended, so that no client holds leases on them.
     let maker = Mount::new(&cluster, cluster.dir().join("maker"), &[]);
     let many = maker.1.join("top/many");
     fs::create_dir_all(&many).unwrap();
@@ -183,7 +183,7 @@ fn a_listing_with_attributes_asks_for_each_entry_once() {
     assert!(asked <= N / 50, "{asked}");
 }
 
-/// A file system on a directory inside of a mount, taken off with this value.
+/// A file system on a directory inside of a mount, unmounted with this value.
 struct MountedInside(PathBuf);
 impl Drop for MountedInside {
     fn drop(&mut self) {
@@ -191,7 +191,7 @@ impl Drop for MountedInside {
     }
 }
 
-/// The kernel takes off what is mounted on a directory whose name it throws away.
+/// The kernel unmounts from a directory whose name it drops.
 #[test]
 fn inner_mounts_stay_when_directories_above_change_elsewhere() {
     if !can_mount() {

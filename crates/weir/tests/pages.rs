@@ -52,7 +52,7 @@ fn steps(page: &str) -> Vec<Step> {
     steps
 }
 
-/// Whether a line is as shown: the pieces between `…` one after the other. Space is space, however much.
+/// Whether a line is as shown: the parts between `…` one after the other. Any amount of space is one space.
 fn line_is(shown: &str, line: &str) -> bool {
     let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let (shown, line) = (squeeze(shown), squeeze(line));
@@ -85,7 +85,7 @@ fn output_is(shown: &[String], lines: &[&str]) -> bool {
     }
 }
 
-/// The directory of a page; what a page started there ends with it.
+/// The directory of a page; processes that a page started there end with it.
 struct Place(tempfile::TempDir);
 
 impl Place {

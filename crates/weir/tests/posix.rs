@@ -97,11 +97,11 @@ const FSX: [(u64, &str); 3] = [
     (47_000, "truncate = 0.1\nfdatasync = 0.05\ncopy_file_range = 0.1\nsendfile = 1\nclose_open = 0.1"),
 ];
 
-/// What it does to a file that two mounts have in turn: which of them an open goes to changes all the while.
+/// Its options for a file that two mounts have in turn: an open goes to another one of them each time.
 const FSX_IN_TURN: &str = "truncate = 1\nfsync = 1\npunch_hole = 1\nsendfile = 1\nclose_open = 10";
 const FSX_IN_TURN_OPERATIONS: u64 = 10_000;
 
-/// fsx under way on one file.
+/// A running fsx on one file.
 struct Fsx {
     child: Child,
     outside: TempDir,
@@ -251,7 +251,7 @@ fn appends_on_two_mounts_never_meet() {
     }
 }
 
-/// Holes are told where nothing was written, and a copy of a file has the same bytes.
+/// Holes are reported where nothing was written, and a copy of a file has the same bytes.
 #[test]
 fn holes_are_reported_and_copies_are_whole() {
     if !can_mount() {
@@ -283,7 +283,7 @@ fn holes_are_reported_and_copies_are_whole() {
     assert!(copied == whole);
 }
 
-/// `fallocate` keeps what it says or refuses: no success beyond a limit, and a hole is punched to the end.
+/// `fallocate` keeps its promise or refuses: no success beyond a limit, and a hole is punched to the end.
 #[test]
 fn fallocate_does_what_it_reports() {
     if !can_mount() {
@@ -471,7 +471,7 @@ fn reading_changes_access_times_as_relatime_has_it() {
     assert_eq!(atime(&there), third);
     set(second - day);
     assert_eq!(fs::read(&there).unwrap(), b"bytes");
-    // Whoever caches the attributes sees it when it asks; after a change of its own it has to.
+    // A mount that caches the attributes sees it when it asks; after a change of its own it has to.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     assert!(atime(&path) > third);
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const FILE_BYTES: usize = 2_100_001;
-/// So many files are there at most; then the oldest is written anew.
+/// The largest number of files; then the oldest is written again.
 const FILES: u64 = 40;
 const SLOT_BYTES: usize = 3_000;
 const SLOTS: u64 = 300;
@@ -97,7 +97,7 @@ impl Drop for Disk {
     }
 }
 
-/// What was acknowledged, by each of those who write.
+/// The acknowledged files of each writer.
 #[derive(Default)]
 struct Acknowledged {
     /// Whole files.
@@ -145,11 +145,11 @@ impl Acknowledged {
         });
     }
 
-    /// What of it is not there; `Err` tells the first.
+    /// The missing part of it; `Err` names the first.
     fn verify(&self, dir: &Path) -> Result<(), String> {
         let read = |name: String| fs::read(dir.join(&name)).map_err(|e| format!("{name}: {e}"));
         let files = self.files.load(Ordering::Acquire);
-        // The oldest was being written anew.
+        // The oldest was being written again.
         for n in (files + 1).saturating_sub(FILES)..files {
             if read(format!("f{}", n % FILES))? != pattern(n, FILE_BYTES) {
                 return Err(format!("f{} does not hold write {n} of {files}", n % FILES));
@@ -158,7 +158,7 @@ impl Acknowledged {
         let replaced = self.replaced.load(Ordering::Acquire);
         if replaced > 0 {
             let current = read("current".into())?;
-            // The one after the last may have been on its way.
+            // The one after the last may have been in flight.
             if current != pattern(replaced - 1, FILE_BYTES) && current != pattern(replaced, FILE_BYTES) {
                 return Err(format!("current is not version {} or the next", replaced - 1));
             }
@@ -262,7 +262,7 @@ fn a_power_cut_of_an_xfs_disk_loses_nothing_that_was_fsynced() {
 /// Whether something of what was acknowledged is gone after a power cut, where no sync reaches the disk.
 fn loses_without_syncs(kind: &str) -> bool {
     let disk = Disk::new(kind);
-    // What is lost is waited for as what is away: not for ten minutes here.
+    // Lost data is waited for like data of a target that is down: not for ten minutes here.
     let mut cluster = begin(&disk, &["--patience", "30s"]);
     assert!(weir(&["down", "--dir", cluster.dir().to_str().unwrap()]).status.success());
     shell(&format!("sync -f {}", disk.path().display()));

@@ -21,7 +21,7 @@ fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
         return;
     }
     let bench = Bench::start();
-    // Some of it was there before the relation.
+    // Some of it existed before the relation.
     fs::create_dir(bench.data.join("before")).unwrap();
     fs::write(bench.data.join("before/old"), pattern(1, 300_000)).unwrap();
     bench.relate();
@@ -151,7 +151,7 @@ fn evicted_files_are_recalled_or_named() {
     assert!(fs::read(&path).unwrap() == bytes);
     assert_eq!(state()["offline"], 0);
 
-    // Writing to what is away brings it back first.
+    // A write to an evicted file recalls it first.
     evict();
     File::options().write(true).open(&path).unwrap().write_all_at(b"new", 7_000_000).unwrap();
     let mut expected = bytes;
@@ -196,8 +196,8 @@ fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
     });
     bench.run_weir(&["volume", "changes", "data", "--cursor", "test"]);
     bench.cluster.kill("mount-1");
-    drop(file); // the mount is gone: this tells nobody
-    // Nobody looks at the file: what happens to it is in the changelog.
+    drop(file); // the mount has ended: this reaches no process
+    // No client reads the file: its changes are in the changelog.
     wait_until("the file to be complete", PATIENCE, || {
         bench.run_weir(&["volume", "changes", "data", "--cursor", "test"]).contains("\"what\":\"complete\"")
     });
@@ -268,8 +268,7 @@ fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
     bench.assert_same();
 }
 
-/// Whatever somebody does at home is found, named, keeps the file from being evicted, and is mended from
-/// here.
+/// Any change by others at home is found, named, blocks the eviction of the file, and is repaired from here.
 #[test]
 fn a_home_is_verified_and_differences_are_repaired() {
     if !can_mount() {
@@ -342,7 +341,7 @@ fn a_home_is_verified_and_differences_are_repaired() {
     }
     bench.wait_state("synced");
     fs::remove_file(bench.home.join("d/strange")).unwrap();
-    // What is at home only is not made right by a decision: it is still not what was shipped.
+    // A decision does not repair data that is at home only: it still differs from the shipped data.
     assert!(fs::read(bench.data.join("evicted")).is_err());
     let (_, value) = verify(&["--dry-run"]);
     assert_eq!((named(&value), &value["conflicts"]), (vec!["evicted".to_owned()], &0.into()), "{value:#}");

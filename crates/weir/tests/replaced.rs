@@ -47,7 +47,7 @@ fn a_target_lost_for_good_is_replaced_while_programs_write() {
     let files = writer.end();
     check(&files, "t3 is replaced");
 
-    // Two others go: what the newcomers have is needed, by a mount that has nothing of it.
+    // Two others fail: data of the newcomers is needed, by a mount that has none of it.
     cluster.kill("storage-1");
     cluster.kill("storage-2");
     let other = &cluster.mounts[1];

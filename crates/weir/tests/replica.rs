@@ -21,7 +21,7 @@ fn fill(bench: &Bench) {
     fs::write(bench.home.join("gone"), b"gone soon").unwrap();
 }
 
-/// Everything at home with all that a write would change, and what nobody's look does.
+/// Everything at home with all attributes that a write would change, and that a read does not.
 fn inodes(root: &Path) -> BTreeMap<PathBuf, (u64, u64, i64, i64)> {
     let (mut all, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(path) = queue.pop() {
@@ -55,7 +55,7 @@ fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     wait_until("the volume to be as home is", PATIENCE, || Bench::tree(data) == Bench::tree(&bench.home));
     bench.wait_state("mirroring");
 
-    // Nobody changes anything here.
+    // Changes here are refused.
     assert_eq!(errno(fs::write(data.join("new"), b"x")), libc::EROFS);
     assert_eq!(errno(fs::write(data.join("gone"), b"x")), libc::EROFS);
     assert_eq!(errno(fs::remove_file(data.join("gone"))), libc::EROFS);
@@ -71,7 +71,7 @@ fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     let refused = bench.try_run_weir(&["volume", "snapshot", "data", "s"]);
     assert!(text(&refused.stderr).contains("mirrors a home"), "{}", text(&refused.stderr));
 
-    // What was read may go, and comes again; and nothing of all this was seen at home.
+    // Data that was read may be evicted, and recalled; and home was not touched by any of this.
     bench.evict(&data.join("a/frames"));
     assert!(fs::read(data.join("a/frames")).unwrap() == pattern(1, 9 << 20));
     assert_eq!(inodes(&bench.home), before, "home was changed");
@@ -92,7 +92,7 @@ fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     fs::set_permissions(home.join("a/b"), fs::Permissions::from_mode(0o750)).unwrap();
     let changed = inodes(home);
     wait_until("the volume to be as home is", PATIENCE, || {
-        // While home changes a read may say so.
+        // While home changes a read may fail with that reason.
         Bench::try_tree(data).is_ok_and(|tree| tree == Bench::tree(home))
     });
     assert_eq!(fs::metadata(data.join("a/b/small")).unwrap().nlink(), 2);

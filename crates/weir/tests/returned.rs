@@ -17,7 +17,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 const FILE_BYTES: usize = 3_000_000;
 
-/// What the files hold that are written in one life of the cluster.
+/// The contents of files that are written in one run of the cluster.
 struct Files(Vec<(String, Vec<u8>)>);
 
 impl Files {
@@ -177,7 +177,7 @@ fn a_lost_disk_is_replaced_by_an_empty_directory() {
     files.check(&top, "the new disk is being filled");
     wait_healthy(&cluster, "the new disk");
     assert!(new.join("index").exists());
-    // Two others go: what is on the new disk is needed, by a mount that has nothing of it.
+    // Two others fail: data on the new disk is needed, by a mount that has none of it.
     cluster.kill("storage-1");
     cluster.kill("storage-2");
     files.check(&cluster.mounts[1], "two others are gone");

@@ -95,7 +95,7 @@ fn a_snapshot_shows_the_volume_as_it_was() {
     let mut colour = [0; 16];
     let n = rustix::fs::getxattr(then.join("small"), "user.colour", &mut colour).unwrap();
     assert_eq!(&colour[..n], b"red");
-    // Nobody changes it.
+    // It cannot be changed.
     assert_eq!(errno(fs::write(then.join("small"), b"x")), libc::EROFS);
     assert_eq!(errno(fs::remove_file(then.join("small"))), libc::EROFS);
     assert_eq!(errno(fs::create_dir(then.join("x"))), libc::EROFS);
@@ -135,7 +135,7 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     fs::rename(top.join("moved"), top.join("d/e")).unwrap();
     fs::write(top.join("small"), "newer").unwrap();
     fs::write(top.join("d/made since"), "new").unwrap();
-    // What is restored, and the name under which is kept what was there.
+    // The restored file, and the name under which the former one is kept.
     let restore = |path: &str| -> Option<PathBuf> {
         let output = weir(&["volume", "restore", top.join(path).to_str().unwrap(), "--from", "s", "--json"]);
         assert!(output.status.success(), "{path}: {}", text(&output.stderr));
@@ -166,7 +166,7 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     );
 }
 
-/// A process that says in a file which one it is, and ends with the test.
+/// A process that writes its pid to a file, and ends with the test.
 struct Announced(PathBuf);
 
 impl Drop for Announced {
@@ -177,7 +177,7 @@ impl Drop for Announced {
     }
 }
 
-/// In any directory: what a restore needs of a mount is `.snapshots`.
+/// In any directory: a restore needs only `.snapshots` of a mount.
 #[test]
 fn a_restore_that_is_killed_loses_nothing() {
     let root = tempfile::tempdir().unwrap();
@@ -189,7 +189,7 @@ fn a_restore_that_is_killed_loses_nothing() {
     fs::write(then.join("a"), "old").unwrap();
     fs::write(now.join("a"), "newer").unwrap();
     fs::write(now.join("made since"), "new").unwrap();
-    // A cp that copies a half, says which process it is, and stands still.
+    // A cp that copies a half, reports its pid, and stops.
     let (cp, said) = (tools.join("cp"), tools.join("pid"));
     let copying = Announced(said.clone());
     let script = format!(
@@ -211,7 +211,7 @@ fn a_restore_that_is_killed_loses_nothing() {
     drop(copying);
     assert_eq!(fs::read(now.join("a")).unwrap(), b"newer");
     assert_eq!(fs::read(now.join("made since")).unwrap(), b"new");
-    // The next one is whole, and keeps what was there.
+    // The next one is complete, and keeps the existing files.
     let output = command(path).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let kept: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -82,7 +82,7 @@ fn every_part_that_fails_is_named_and_counts() {
     cluster.up();
     wait_healthy(cluster);
 
-    // A home that is not there, and one that comes back.
+    // A home that is missing, and one that returns.
     bench.relate();
     bench.wait_state("synced");
     let elsewhere = bench.home.with_file_name("elsewhere");
@@ -108,7 +108,7 @@ fn every_part_that_fails_is_named_and_counts() {
     cluster.up();
     wait_healthy(cluster);
 
-    // A target: data is there, with less redundancy; three: not all of it is.
+    // A target: all data is available, with less redundancy; three: not all of it is.
     cluster.kill("storage-2");
     let words = "storage-2 is down: t2 is missing from 24 placement groups";
     wait_shown(cluster, ("degraded", "storage-2"), 1, words);

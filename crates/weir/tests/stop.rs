@@ -20,7 +20,7 @@ const FILE_BYTES: usize = 5_300_001;
 /// The design asks for less than a second at p99.9; the claim here is that nothing waits for the 5 s in which
 /// silence is noticed without looking, on top of what the machine stalls by itself.
 const STALL_MAX: Duration = Duration::from_millis(4000);
-/// A file's bytes wait for so many turns of a processor and of the disk, one after the other.
+/// A file's bytes wait for this number of turns of a processor and of the disk, one after the other.
 const STALLS_OF_THE_MACHINE: u32 = 4;
 
 fn write_file(dir: &Path, n: u64) -> std::io::Result<()> {
@@ -45,7 +45,7 @@ fn a_stopped_storage_process_stalls_no_call() {
     if !can_mount() {
         return;
     }
-    // Two mounts: what one wrote the other has not cached.
+    // Two mounts: files that one wrote are not cached by the other.
     let cluster = Cluster::start(2);
     let (dir, reader_dir) = (&cluster.mounts[0], &cluster.mounts[1]);
     for n in 0..4 {
@@ -77,7 +77,7 @@ fn a_stopped_storage_process_stalls_no_call() {
                 n += 1;
             }
         });
-        // What a sleep and a synced write take with nothing of Weir in between.
+        // The time of a sleep and of a synced write without Weir.
         scope.spawn(|| {
             while !stop.load(Ordering::Acquire) {
                 timed(&slowest_machine, &mut || {
@@ -105,7 +105,7 @@ fn a_stopped_storage_process_stalls_no_call() {
     let (write, read, machine) = (of(&slowest_write), of(&slowest_read), of(&slowest_machine));
     let allowed = STALL_MAX + machine * STALLS_OF_THE_MACHINE;
     assert!(write.max(read) < allowed, "write {write:?}, read {read:?}, the machine by itself {machine:?}");
-    // What it missed is repaired at once: afterwards any two others may go.
+    // Its missed writes are repaired at once: afterwards any two others may fail.
     wait_until("every group is full again", Duration::from_secs(120), || {
         let health = &cluster.status()["health"];
         health["targets_up"] == 6 && health["groups_full"] == health["groups"]
@@ -145,11 +145,11 @@ fn programs_wait_for_frozen_servers_and_can_be_killed() {
     ["1", "2", "3"].iter().for_each(|name| fs::create_dir(dir.join(name)).unwrap());
     let away = ["meta", "storage-1", "storage-2", "storage-3"];
     let stopped: Vec<_> = away.iter().map(|name| cluster.stop(name)).collect();
-    // Each in a directory of its own: the kernel lets nobody else change one meanwhile, and who waits for
-    // that cannot be ended.
+    // Each in a directory of its own: the kernel blocks other changes of one meanwhile, and a program that
+    // waits for that cannot be ended.
     let mut made = program(&format!("exec mkdir {}/1/made", dir.display()));
     let mut killed = program(&format!("exec mkdir {}/2/killed", dir.display()));
-    // Whoever runs this test may ignore the signal.
+    // The program that runs this test may ignore the signal.
     let mut interrupted = program(&format!("exec env --default-signal=INT mkdir {}/3/made", dir.display()));
     let mut reader = program(&format!("exec cat {}/f1", dir.display()));
     wait_until("the log names what is waited for", Duration::from_secs(50), || {

@@ -138,7 +138,7 @@ fn connection(cluster: &Cluster) -> String {
     line.split(' ').nth(2).unwrap().rsplit_once(':').unwrap().1.to_owned()
 }
 
-/// A cluster without storage, and a reader of a file that nobody has in memory.
+/// A cluster without storage, and a reader of a file that no process has cached.
 fn with_a_blocked_reader() -> Option<(Rings, Cluster, Child)> {
     let (rings, cluster) = with_rings(1, &["--targets", "1", "--scheme", "single"])?;
     fs::write(cluster.mount().join("f"), pattern(1, 3_000_000)).unwrap();
@@ -181,7 +181,7 @@ fn a_mount_with_rings_is_taken_away_while_calls_wait() {
     assert_eq!(cluster.pid("mount-1"), None);
 }
 
-/// `weir up` with a mount by a way that it does not have: what it says.
+/// `weir up` with a mount by a transport that it does not have: its message.
 fn up(cluster: &Cluster, before: &[&str], transport: &str) -> std::process::Output {
     let words = cluster.words_of_up();
     let mut command = Command::new(before.first().copied().unwrap_or(&words[0]));

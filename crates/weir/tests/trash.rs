@@ -57,11 +57,11 @@ fn files_removed_by_mistake_are_restored() {
     let mut open = fs::File::open(top.join("d/large")).unwrap();
     rm_rf(&top.join("d"));
     assert_eq!(names(&top), Vec::<String>::new());
-    // Who has it open reads on.
+    // A process that has it open reads on.
     let mut bytes = Vec::new();
     open.read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes, pattern(1, 9 * MIB + 777));
-    // It is there as it was, and counts.
+    // It is in the trash as it was, and counts.
     let there = part(&top).join("d");
     same_contents(&before, &there);
     assert_eq!(fs::metadata(there.join("e")).unwrap().mode() & 0o7777, 0o711);
@@ -69,7 +69,7 @@ fn files_removed_by_mistake_are_restored() {
     let shown = volume(&cluster, &["show", "data"]);
     assert_eq!((shown["trash_files"].as_u64(), shown["files"].as_u64()), (Some(3), Some(3)), "{shown}");
     assert!(shown["trash_bytes"].as_u64().unwrap() >= 9 * MIB as u64, "{shown}");
-    // Moved back by hand; and a second time, by command, after everything began anew.
+    // Moved back by hand; and a second time, by command, after a restart of everything.
     fs::rename(&there, top.join("d")).unwrap();
     same_contents(&before, &top.join("d"));
     rm_rf(&top.join("d"));
@@ -90,7 +90,7 @@ fn files_removed_by_mistake_are_restored() {
     let output = restore("d/large");
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(fs::read(top.join("d/large")).unwrap(), pattern(1, 9 * MIB + 777));
-    // What is removed from the trash is gone.
+    // A file removed from the trash is gone.
     let f = top.join("d/e/small");
     fs::remove_file(&f).unwrap();
     rm_rf(&part(&top).join("d"));
@@ -106,7 +106,7 @@ fn the_trash_is_never_in_the_way() {
     volume(&cluster, &["create", "data", "--bytes", "40MiB", "--inodes", "60"]);
     volume(&cluster, &["policy", "data", "--trash", "7d"]);
     let top = cluster.mount().join("data");
-    // Five times what may be there at once.
+    // Five times the bytes that fit at once.
     for n in 0..10u64 {
         fs::write(top.join("f"), pattern(n, 20 * MIB)).unwrap();
         assert_eq!(fs::read(top.join("f")).unwrap(), pattern(n, 20 * MIB));
@@ -117,7 +117,7 @@ fn the_trash_is_never_in_the_way() {
         fs::write(top.join("g"), n.to_string()).unwrap();
         fs::remove_file(top.join("g")).unwrap();
     }
-    // Files that are there fill a volume as ever.
+    // Existing files fill a volume as ever.
     fs::write(top.join("f"), pattern(1, 30 * MIB)).unwrap();
     let mut more = fs::File::create(top.join("more")).unwrap();
     let refused = more.write_all(&pattern(2, 20 * MIB)).and_then(|()| more.sync_all()).unwrap_err();
@@ -177,7 +177,7 @@ fn offline_files_are_restored_from_the_trash() {
     let at_home = home.join(".trash").join(day).join("d/frames");
     wait_until("home has it in the trash", PATIENCE, || at_home.exists() && !home.join("d").exists());
     assert_eq!(fs::read(&at_home).unwrap(), pattern(3, 6 * MIB));
-    // It is brought back where it is, or where it was.
+    // It is recalled in its present place, or in its former one.
     let mut first = vec![0; 1000];
     fs::File::open(&there).unwrap().read_exact(&mut first).unwrap();
     assert_eq!(first, pattern(3, 6 * MIB)[..1000]);

@@ -73,7 +73,7 @@ fn a_stranger_gets_nothing_over_the_network() {
     let (_, said) = machines.refused(5, &[&role[..], &["--listen", "tcp:127.0.0.1:0"]].concat());
     assert!(said.contains("takes only nodes that have a certificate"), "{said}");
 
-    // A node is only what its certificate says.
+    // A node has only the roles of its certificate.
     let (code, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
     assert!(code == 5 && said.contains("is a mount, which may not send GetEnrolment"), "{code}: {said}");
     let stolen = format!("{}/node.pem", machines.path("n4"));
@@ -152,7 +152,7 @@ fn a_token_admits_its_node_and_no_other() {
     let id = listed.as_array().unwrap().iter().find(|token| token["uses_left"] == 7).unwrap()["id"].clone();
     machines.done(1, &["token", "revoke", id.as_str().unwrap(), "--dir", &dir]);
     refused(5, &revoked, "n8", "or has revoked it");
-    // A pin that is not the cluster's: somebody else answers at the address.
+    // A pin that is not the cluster's: another server answers at the address.
     let (rest, secret) = once.rsplit_once('.').unwrap();
     let (rest, _) = rest.rsplit_once('.').unwrap();
     let other = format!("{rest}.{}.{secret}", "00".repeat(16));
@@ -211,7 +211,7 @@ fn users_of_a_joined_machine_ask_through_their_mount() {
     // Root of that machine sees what others see, although its files are root's by rule.
     assert!(done(0, &["volume", "list"]).contains("/v"));
     refused(0, &["volume", "delete", "v"], "no administrator of the cluster");
-    // What is for administrators is not passed on, and no other socket of the machine helps.
+    // Requests of administrators are not passed on, and no other socket of the machine helps.
     refused(1000, &["node", "list"], "may not do that here");
     refused(1000, &["token", "create", "--role", "mount"], "may not do that here");
     refused(0, &["node", "list"], "what users may ask for");

@@ -46,7 +46,7 @@ impl Load {
         self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    /// One detector, until it is told to stop; reads back what it has written a while ago.
+    /// One detector, until it is stopped; reads back data that it has written a while ago.
     fn detect(&self, dir: &Path, detector: u64) {
         let begun = Instant::now();
         let mut kept = VecDeque::new();
@@ -118,8 +118,8 @@ fn program_of(cluster: &Cluster, name: &str) -> PathBuf {
     fs::read_link(format!("/proc/{pid}/exe")).unwrap()
 }
 
-/// Ends a process in good order, and starts it with another program. The next one waits until all data is
-/// redundant again.
+/// Shuts a process down, and starts it with another program. The next one waits until all data is redundant
+/// again.
 fn replace(cluster: &mut Cluster, name: &str, program: &Path) {
     cluster.signal(name, "TERM");
     wait_until(&format!("{name} has ended"), PATIENCE, || cluster.pid(name).is_none());

@@ -25,7 +25,7 @@ use weir_proto::volume::{Policy, Quota};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `weir volume …` that must fail: exit code and what was said.
+/// `weir volume …` that must fail: exit code and message.
 fn refused(cluster: &Cluster, args: &[&str]) -> (i32, String) {
     let output = cluster.try_run_weir(&[&["volume"], args].concat());
     assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
@@ -123,7 +123,7 @@ fn a_limit_holds_over_two_mounts_and_df_shows_it() {
     assert_eq!(volume(&cluster, &["show", "v"])["used_bytes"], limit);
     assert_eq!(volume(&cluster, &["show", "v"])["state"], "full");
     assert_eq!(df(&b), (limit, 0, 20, 18));
-    // Attributes, names and what is there can still be changed.
+    // Attributes, names and existing files can still be changed.
     fs::rename(a.join("a"), a.join("c")).unwrap();
     fs::remove_file(b.join("c")).unwrap();
     assert_eq!(fill(&b.join("b")), limit - in_b);
@@ -134,7 +134,7 @@ fn a_limit_holds_over_two_mounts_and_df_shows_it() {
     assert_eq!(errno(fs::write(b.join("one more"), b"x")), libc::EDQUOT);
     assert_eq!(errno(fs::create_dir(b.join("one more"))), libc::EDQUOT);
 
-    // Who administers it does without the superuser, but for hard limits.
+    // Its administrators need no superuser, but for hard limits.
     let as_user = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_weir"));
         command.arg("volume").args(args).arg("--dir").arg(cluster.dir()).uid(1000).gid(1000).output().unwrap()
@@ -176,7 +176,7 @@ fn a_limit_of_0_is_nothing_at_all_and_none_removes_it() {
     // Without a limit: the users and groups there.
     let rows = volume(&cluster, &["quota", "v"]);
     assert_eq!((&rows[0]["id"], &rows[0]["files_and_directories"]), (&0.into(), &3.into()), "{rows}");
-    // What would mean the opposite of what it says.
+    // Options that would mean the opposite of their wording.
     for wrong in [["--trash", "0"], ["--snapshots", "0s"]] {
         let (code, said) = refused(&cluster, &["policy", "v", wrong[0], wrong[1]]);
         assert!(code == 2 && said.contains("or none"), "{said}");
@@ -211,7 +211,7 @@ fn a_deleted_volume_goes_to_its_end_also_after_a_restart() {
         (&root["files"], &root["directories"], &root["used_bytes"]),
         (&0.into(), &0.into(), &0.into())
     );
-    // Who has a file open reads on.
+    // A process that has a file open reads on.
     let mut bytes = String::new();
     held.read_to_string(&mut bytes).unwrap();
     assert_eq!(bytes, "bytes");
@@ -234,7 +234,7 @@ fn new_files_are_kept_as_their_volume_says() {
     let [safe, v] = ["safe", "v"].map(|name| cluster.mount().join(name));
     fs::write(safe.join("f"), pattern(1, 3_000_000)).unwrap();
     fs::write(v.join("before"), pattern(2, 3_000_000)).unwrap();
-    // No group of this scheme was there: they are made.
+    // There was no group of this scheme: they are made.
     let set = volume(&cluster, &["policy", "v", "--scheme", "ec:3+2"]);
     assert_eq!(set["scheme"], "ec:3+2");
     fs::create_dir(v.join("d")).unwrap();

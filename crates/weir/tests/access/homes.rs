@@ -115,7 +115,7 @@ fn the_path_of_a_home_is_checked_at_each_open() {
     fs::remove_file(&hers).unwrap();
     symlink("aside", &hers).unwrap();
     wait_until("the home to be used again", PATIENCE, || users.allowed.path().join("aside/note").exists());
-    // Nor does a directory of somebody else become hers.
+    // Nor does a directory of another user become hers.
     let roots = users.allowed.path().join("roots");
     fs::create_dir(&roots).unwrap();
     users.bench.run_weir(&["relation", "remove", "r1"]);
@@ -233,7 +233,7 @@ fn movers_act_as_the_user_of_the_rule() {
         fs::set_permissions(program, fs::Permissions::from_mode(0o6755)).unwrap();
     }
     fs::write(bench.cluster.mount().join("third/file"), b"bytes").unwrap();
-    // Side by side: what is done at one home has no rights of another one's.
+    // At the same time: work at one home has no rights of another one's.
     let owned = |path: PathBuf, wanted| {
         wait_until(&format!("{} with {wanted:?}", path.display()), PATIENCE, || {
             path.exists() && mode_and_owner(&path) == wanted

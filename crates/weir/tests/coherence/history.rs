@@ -18,7 +18,7 @@ pub struct Event<Op> {
     pub op: Op,
 }
 
-/// What a sequential object does.
+/// The behaviour of a sequential object.
 pub trait Object {
     type State: Clone + Eq + Hash + Debug;
     type Op: Copy + Debug;
@@ -31,8 +31,8 @@ pub trait Object {
 /// to.
 type Point<S> = (Vec<u32>, S);
 
-/// `Err` tells how far the best order came and what was next then. One list per process, in the order of its
-/// calls.
+/// `Err` has the progress of the best order and the next operations then. One list per process, in the order
+/// of its calls.
 pub fn linearizable<O: Object>(processes: &[Vec<Event<O::Op>>]) -> Result<(), String> {
     for process in processes {
         assert!(process.iter().all(|e| e.called_ns <= e.returned_ns), "a return before its call");
@@ -135,9 +135,9 @@ pub struct Name;
 
 #[derive(Clone, Copy, Debug)]
 pub enum NameOp {
-    /// Whether it was made: it was not there.
+    /// Whether it was made: it did not exist.
     Create(bool),
-    /// Whether it was removed: it was there.
+    /// Whether it was removed: it existed.
     Remove(bool),
     Stat(bool),
 }
@@ -183,7 +183,7 @@ impl Object for Pair {
     }
 }
 
-/// A number that is counted up under a lock, and told as it was before.
+/// A number that is counted up under a lock; an operation returns the former value.
 pub struct Counter;
 
 impl Object for Counter {
@@ -211,7 +211,7 @@ fn possible_histories_are_accepted() {
         vec![event(1, 5, Read(0))],
     ];
     assert_eq!(linearizable::<Register>(&processes), Ok(()));
-    // The order of two that overlap is found, whichever was called first.
+    // The order of two that overlap is found, for either order of their calls.
     let log = [
         vec![event(0, 10, LogOp::Append(7))],
         vec![event(1, 9, LogOp::Append(8)), event(11, 12, LogOp::Read(2, digest(digest(0, 8), 7)))],
@@ -228,7 +228,7 @@ fn impossible_histories_are_refused() {
     // A read after the write has returned that does not see it.
     let stale = register(&[vec![event(0, 10, Write(1))], vec![event(11, 12, Read(0))]]).unwrap_err();
     assert!(stale.contains("Read") && stale.contains("after 1 operations"), "{stale}");
-    // Back to the old value after the new one was seen, while the write is under way.
+    // Back to the old value after the new one was seen, while the write is in flight.
     let back = [vec![event(0, 100, Write(1))], vec![event(1, 2, Read(1)), event(3, 4, Read(0))]];
     assert!(register(&back).is_err());
     // Two readers that disagree about the order of two writes.

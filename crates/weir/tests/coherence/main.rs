@@ -44,7 +44,7 @@ struct Files {
     counter: File,
 }
 
-/// What one mount saw of each object.
+/// One mount's observations of each object.
 #[derive(Default)]
 struct Seen {
     opened: Vec<Event<RegisterOp>>,
@@ -225,9 +225,9 @@ fn operations_of_four_mounts_are_linearizable() {
     }
 }
 
-/// Opened while nobody else wrote it, so read through the kernel's pages; then another mount writes. What is
-/// read is never older than what had been written when the read began, also in a loop that leaves the kernel
-/// no moment without pages.
+/// Opened while no other mount wrote it, so read through the kernel's pages; then another mount writes. A
+/// read is never older than the data that had been written when it began, also in a loop that leaves the
+/// kernel no moment without pages.
 #[test]
 fn a_file_open_since_before_sharing_is_never_read_stale() {
     const WRITES: u64 = 500;
@@ -255,7 +255,7 @@ fn a_file_open_since_before_sharing_is_never_read_stale() {
             }
         };
         let spawned: Vec<_> = readers.iter().map(|file| scope.spawn(move || read(file))).collect();
-        // Whoever fails must not leave the readers waiting for the last number.
+        // A thread that fails must not leave the readers waiting for the last number.
         let _end = common::OnPanic(|| written.store(WRITES, Ordering::Release));
         for n in 1..=WRITES {
             writer.write_all_at(&number(n), 0).unwrap();

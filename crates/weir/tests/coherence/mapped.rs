@@ -113,7 +113,7 @@ fn a_mapping_reads_and_writes_are_one_on_a_mount() {
         (private.load(0, 4), one.load(0, 4), one.read(0, 4)),
         ("mine".into(), "roun".into(), "roun".into())
     );
-    // Cut and grown again: nothing of before is left, in the page of the cut neither.
+    // Truncated and grown again: no former byte is left, in the page of the truncation neither.
     one.store(5_000, "gone");
     assert_eq!(other.ask("cut 4100"), "ok");
     assert_eq!(other.ask(&format!("cut {FILE_BYTES}")), "ok");
@@ -141,7 +141,7 @@ fn a_store_into_a_mapped_hole_is_data() {
     [one, other].into_iter().for_each(Mapper::close);
 }
 
-/// What is stored and synced on one mount is read and loaded on the other, whoever opened first.
+/// Bytes stored and synced on one mount are read and loaded on the other, for either order of the opens.
 #[test]
 fn a_synced_mapping_is_visible_on_another_mount() {
     if !can_mount() || !has("python3") {
@@ -155,7 +155,7 @@ fn a_synced_mapping_is_visible_on_another_mount() {
         make(&a);
         let mut one = Mapper::shared(&a);
         one.store(9_000, "unsynced");
-        // To open it on the other mount makes it shared: what was stored goes out before.
+        // An open on the other mount makes it shared: stored bytes are written out before.
         let mut other = Mapper::shared(&b);
         assert_eq!((other.read(9_000, 8), other.load(9_000, 8)), ("unsynced".into(), "unsynced".into()));
         for round in 0..100 {
@@ -171,7 +171,7 @@ fn a_synced_mapping_is_visible_on_another_mount() {
                 stale.push((first, round, read, loaded));
             }
         }
-        // Cut by the other under a mapping: what was there is not seen again.
+        // Truncated by the other under a mapping: the former bytes are not seen again.
         one.store_and_sync(20_000, "secret");
         assert_eq!(other.load(20_000, 6), "secret");
         assert_eq!(one.ask("cut 10000"), "ok");

@@ -8,8 +8,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(120);
 const ROUNDS: usize = 4;
 
-/// Appends frames for some seconds. Each frame is made of its number; `at` tells when it was there. Prints
-/// how many there are, and how long the slowest of them took, with its flushes.
+/// Appends frames for some seconds. Each frame is made of its number; `at` is the time when it was complete.
+/// Prints their number, and the time of the slowest of them, with its flushes.
 const SWMR_WRITER: &str = r#"
 import h5py, numpy as np, sys, time
 with h5py.File(sys.argv[1], "w", libver="latest") as f:
@@ -30,10 +30,10 @@ with h5py.File(sys.argv[1], "w", libver="latest") as f:
     print(n, round(slowest, 3), flush=True)
 "#;
 
-/// Follows the writer until its last frame. Whatever is seen is whole and as it was written. A frame's lag is
-/// the time from when it was there, or from when this reader had the file open, until it has been read.
-/// Prints how many frames there are and how often it looked; the median, the 99th percentile and the greatest
-/// lag; how many lags are above one second; and the slowest look and the slowest read of a frame. Seconds.
+/// Follows the writer until its last frame. Every frame is complete and unchanged. A frame's lag is the time
+/// from its completion, or from when this reader had the file open, until it has been read. Prints the number
+/// of frames and of polls; the median, the 99th percentile and the greatest lag; the number of lags above one
+/// second; and the slowest poll and the slowest read of a frame. Seconds.
 const SWMR_READER: &str = r#"
 import h5py, sys, time
 with h5py.File(sys.argv[1], "r", libver="latest", swmr=True) as f:

@@ -10,8 +10,8 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// What one mount has synced past the end that another mount knew is read there, whoever opened the file
-/// first and whether the reader writes, too.
+/// Bytes that one mount has synced past the end that another mount knew are read there, for either order of
+/// the opens and also if the reader writes.
 #[test]
 fn synced_growth_is_read_through_earlier_handles() {
     if !can_mount() {

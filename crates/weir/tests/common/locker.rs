@@ -94,7 +94,7 @@ impl Locker {
     pub fn ended(&mut self) {
         ends("a locker", &mut self.child, PATIENCE);
     }
-    /// Still waiting as far as this process has heard.
+    /// Still waiting as far as this process knows.
     pub fn waits(&self) -> bool {
         self.answers.try_recv().is_err()
     }

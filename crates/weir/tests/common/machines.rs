@@ -91,13 +91,13 @@ impl Machines {
     pub fn weir(&self, machine: usize, args: &[&str]) -> Output {
         self.command(machine, args).output().unwrap()
     }
-    /// What a command prints that succeeds.
+    /// The output of a command that succeeds.
     pub fn done(&self, machine: usize, args: &[&str]) -> String {
         let output = self.weir(machine, args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
-    /// Its exit code and what it says when it fails.
+    /// The exit code and the message of a command that fails.
     pub fn refused(&self, machine: usize, args: &[&str]) -> (i32, String) {
         let output = self.weir(machine, args);
         assert!(!output.status.success(), "{args:?} did not fail: {}", text(&output.stdout));

@@ -21,13 +21,13 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Whether this machine can mount at all. A test that cannot run here is left out, and says so;
-/// where nothing may be left out, as in `make test`, it fails.
+/// Whether this machine can mount at all. A test that cannot run here is skipped, and reports that; where
+/// nothing may be skipped, as in `make test`, it fails.
 pub fn can_mount() -> bool {
     Path::new("/dev/fuse").exists() || left_out("/dev/fuse is missing: load the module fuse")
 }
 
-/// Whether a program is there; like `can_mount`.
+/// Whether a program exists; like `can_mount`.
 pub fn has(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output().unwrap();
     found.status.success() || left_out(&format!("{program} is not installed: run `make setup`"))
@@ -59,7 +59,7 @@ pub fn left_out(why: &str) -> bool {
     false
 }
 
-/// What a long run does: `all`, or the part that `variable` names, `first..end`.
+/// The part of a long run: `all`, or the part that `variable` names, `first..end`.
 pub fn part(variable: &str, all: Range<u64>) -> Range<u64> {
     let Ok(text) = std::env::var(variable) else { return all };
     let ends = text.split_once("..").and_then(|(first, end)| Some((first.parse().ok()?, end.parse().ok()?)));
