@@ -51,7 +51,7 @@ pub struct Options {
     /// fsync each frame before it is closed
     #[arg(long)]
     pub fsync: bool,
-    /// Look for the highest rate without a late frame, from `--hz` on; each try lasts `--duration` and is
+    /// Search for the highest rate without a late frame, from `--hz` on; each try lasts `--duration` and is
     /// read back
     #[arg(long, conflicts_with = "baseline")]
     pub highest: bool,

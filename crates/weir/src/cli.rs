@@ -86,14 +86,14 @@ pub enum Command {
     Iohist(IohistArgs),
     /// List troubles as they began and ended, while a console runs; mute some for a while
     Events(EventsArgs),
-    /// Write an archive for those who help: state, waits, history, logs, without names of files
+    /// Write an archive for support: state, waits, history, logs, without names of files
     Support(SupportArgs),
     /// Serve a page, an API and Prometheus metrics of the whole cluster on this machine
     Console(ConsoleArgs),
     /// Inspect, evict, recall and pin files
     #[command(subcommand)]
     File(FileCommand),
-    /// Return a failed target to service, replace its disk, or give it up
+    /// Return a failed target to service, replace its disk, or declare it lost
     #[command(subcommand)]
     Target(TargetCommand),
     /// Show how the data of lost targets is rebuilt on others: the rest, the rate, and what waits
@@ -200,7 +200,7 @@ pub struct ShowStatus {
 
 #[derive(Subcommand)]
 pub enum UpgradeCommand {
-    /// Let the cluster use what only upgraded programs understand
+    /// Enable features that only upgraded programs understand
     ///
     /// Until then older programs can join; afterwards they cannot. Refused, with names, while there are some.
     Finish(Status),
@@ -220,7 +220,7 @@ pub enum HomeCommand {
     Allow(HomeAllow),
     /// List the places with their rules
     List(Status),
-    /// Take back the rule for a place: movers stop using homes of users there; no data is lost
+    /// Remove the rule for a place: movers stop using homes of users there; no data is lost
     Forbid(HomeForbid),
 }
 
@@ -380,7 +380,7 @@ pub struct AuditedVolumes {
     /// Record who changes names, attributes and contents
     #[arg(long, requires = "volumes")]
     pub changes: bool,
-    /// Record nothing any more
+    /// Stop recording
     #[arg(long, requires = "volumes", conflicts_with_all = ["opens", "changes"])]
     pub off: bool,
     #[command(flatten)]
@@ -424,7 +424,7 @@ pub struct Unmount {
     /// Detach now, even with open files
     #[arg(long)]
     pub lazy: bool,
-    /// Take it out of the cluster in this directory, too: `weir up` does not mount it again
+    /// Remove it from the cluster in this directory, too: `weir up` does not mount it again
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub forget: Option<PathBuf>,
 }

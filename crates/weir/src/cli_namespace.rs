@@ -12,7 +12,7 @@ pub enum NamespaceCommand {
     Copies(SetCopies),
     /// Write the namespace's whole state into a file, now or on a schedule
     Export(Export),
-    /// Show the schedule of exports, and what came of it
+    /// Show the schedule of exports, and their results
     Exports(Exports),
     /// Restore a lost metadata directory from an export, while the metadata role is stopped
     ///

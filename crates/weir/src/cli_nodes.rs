@@ -63,7 +63,7 @@ pub struct Join {
     /// Directory of a target, for storage; may be given several times [default: DIR/target]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     pub target: Vec<PathBuf>,
-    /// What fails with this machine, as one: data is spread over racks where there are several
+    /// Rack of this machine, a fault domain: data is spread over racks where there are several
     #[arg(long, value_name = "NAME")]
     pub rack: Option<String>,
     /// Mount point, for mount [default: /weir]

@@ -21,11 +21,11 @@ pub enum TargetCommand {
     /// Give a target whose disk is lost a new, empty directory
     #[command(long_about = REPLACE)]
     Replace(ReplaceTarget),
-    /// Show how far targets have verified what they keep, or verify it now
+    /// Show how far targets have verified their data, or verify it now
     ///
     /// Each target does so every 14 days. Damage is rebuilt from other targets and counted in `weir status`.
     Scrub(ScrubTargets),
-    /// Give up a target that does not come back
+    /// Declare a target lost that will not return
     ///
     /// Others take its places at once, not after ten minutes. Refused while they need its data.
     Gone(Gone),
@@ -33,9 +33,9 @@ pub enum TargetCommand {
     ///
     /// No redundancy is lost meanwhile. The target stays in the cluster, without data, until it is removed.
     Drain(Drain),
-    /// End the drain of a target: it keeps what it still has
+    /// End the drain of a target: it keeps its remaining data
     Undrain(OneTarget),
-    /// Take a target without data out of the cluster
+    /// Remove a target without data from the cluster
     ///
     /// Drain it first, then stop its process. `weir up` does not start that again; its directory stays.
     Remove(OneTarget),
@@ -96,7 +96,7 @@ pub struct Gone {
 
 #[derive(Args)]
 pub struct Rebuild {
-    /// Show it again every second, until nothing is left to rebuild
+    /// Show it again every second, until all is rebuilt
     #[arg(long)]
     pub watch: bool,
     /// Let a target that is down count as lost after this time, like 10m or 1h; 0: only with `weir target

@@ -86,7 +86,7 @@ pub enum EventsCommand {
 pub struct EventNamed {
     /// The code, as `weir events` shows it
     pub code: String,
-    /// Only what is about this node, target, volume, …
+    /// Only events about this node, target, volume, …
     #[arg(value_hint = ValueHint::Other)]
     pub about: Option<String>,
     #[command(flatten)]

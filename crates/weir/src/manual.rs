@@ -200,7 +200,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("weir-events", "Troubles of the last two days:", "weir events --since 2d"),
     ("weir-events", "Troubles as they begin and end, for a program:", "weir events --follow --json"),
     ("weir-events-mute", "A clock that is known to be wrong:", "weir events mute clock-off n7 --until 12h"),
-    ("weir-support", "An archive for those who help:", "weir support --output /tmp/weir.tar.gz"),
+    ("weir-support", "An archive for support:", "weir support --output /tmp/weir.tar.gz"),
     ("weir-console", "A page and metrics at another port:", "weir console --listen 127.0.0.1:8080"),
     ("weir-target-clear", "After a disk was repaired:", "weir target clear t3 --dir /weir"),
     ("weir-target-replace", "A new disk for a lost one:", "weir target replace t3 /disks/new --dir /weir"),

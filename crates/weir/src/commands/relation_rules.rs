@@ -56,7 +56,7 @@ pub struct Change {
     /// Copy all files that are not excluded again
     #[arg(long, conflicts_with = "include")]
     pub no_include: bool,
-    /// Exclude nothing any more
+    /// Remove all --exclude patterns
     #[arg(long, conflicts_with = "exclude")]
     pub no_exclude: bool,
 }
