@@ -260,7 +260,7 @@ survives! {
     survives_a_coordinator_that_restarts: 200..206, [KillCoordinator, PowerCutCoordinator];
     survives_the_loss_of_a_host: 3200..3208, [LoseHost];
     survives_moved_addresses: 3150..3160, [MovedAddress];
-    a_dead_client_loses_only_what_nobody_has_seen: 3300..3310, [KillClient];
+    a_dead_client_loses_only_unseen_changes: 3300..3310, [KillClient];
     a_stalled_client_learns_what_it_lost: 3400..3410, [PauseClient, PartitionFromMeta];
     survives_cut_links: 1300..1306, [CutClientFromTarget];
     survives_partitions: 300..310, [PartitionFromClient, PartitionFromPeer, PartitionFromCoordinator, PartitionPartly];
