@@ -33,7 +33,7 @@ fn addr(host: u8) -> Addr {
 #[derive(Default)]
 struct Storage {
     hangs: AtomicBool,
-    /// What it answers, and what its heartbeats say.
+    /// Its answers, and the contents of its heartbeats.
     position: AtomicU64,
     position_in_heartbeats: AtomicU64,
 }
@@ -488,7 +488,7 @@ fn a_node_that_leaves_is_down_at_once() {
     });
 }
 
-/// What a coordinator that starts now would know of six targets.
+/// The knowledge of a coordinator that starts now about six targets.
 fn positions_kept(lab: &Lab) -> Vec<u64> {
     let state = lab.world.node("c").disk.read(Path::new("/coord/coordinator.state")).unwrap();
     let keys = weir_coord::store::read_state(&state).unwrap();
@@ -628,7 +628,7 @@ fn the_same_seed_gives_the_same_trace() {
     assert_eq!(trace(), trace());
 }
 
-/// What an observer may rely on: the map never goes back, nor does any epoch in it.
+/// The invariant of an observer: the map never goes back, nor does any epoch in it.
 fn check_progress(old: &ClusterMap, new: &ClusterMap) {
     assert_eq!(old.cluster, new.cluster);
     assert!(new.version >= old.version, "version {} after {}", new.version, old.version);
@@ -718,7 +718,7 @@ fn a_stalled_coordinator_declares_no_node_dead() {
             world.sleep(Duration::from_secs(3)).await;
         }
         assert_eq!(client.map().version, map.version, "nobody went down meanwhile");
-        // Who is silent while it does look is down all the same.
+        // A node that is silent while it is checked is down all the same.
         world.pause("s2");
         let down = client.wait_for(PATIENCE, target_is(2, TargetState::Down)).await.unwrap();
         assert!(down.version > map.version);

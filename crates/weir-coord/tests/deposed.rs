@@ -53,7 +53,7 @@ fn a_coordinator_that_lost_its_store_answers_nothing() {
         let _new = listens(&env, 101, &new).await;
         let moved = observes(&world, "moved", Role::Console, &[101]).await;
         moved.allow_home(HomeRule::plain("file:///of-the-new-one")).await.unwrap();
-        // The old one learns of it with its next write, and says nothing of what it believed until then.
+        // The old one learns of it with its next write, and reports nothing of its former state until then.
         let refused = stays.allow_home(HomeRule::plain("file:///of-the-old-one")).await.unwrap_err();
         assert_eq!(refused.kind, ErrorKind::Unavailable);
         assert_eq!(old.lost().await.kind, ErrorKind::Stale);

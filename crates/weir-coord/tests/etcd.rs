@@ -29,7 +29,7 @@ struct Server {
 }
 
 impl Server {
-    /// `None`: etcd is not installed, and nobody insists.
+    /// `None`: etcd is not installed, and the test may be skipped.
     fn start() -> Option<Server> {
         Server::with(&[], "http")
     }
@@ -40,7 +40,7 @@ impl Server {
             eprintln!("left out: etcd is missing, make setup installs it");
             return None;
         }
-        // Somebody may take a port between our look and the server's: then others.
+        // Another process may take a port between our check and the server's start: then others.
         for _ in 0..10 {
             let dir = tempfile::tempdir().unwrap();
             let [client, peer] = [free_port(), free_port()];
@@ -224,7 +224,7 @@ async fn a_write_whose_answer_is_lost_is_done_once() {
     let kept = witness.get("map").await.unwrap().unwrap();
     assert_eq!((kept.value.as_slice(), kept.revision), (b"2".as_slice(), second));
     assert_eq!(second.0, first.0 + 1, "it was written once");
-    // Nobody answers: what became of the write is not known, and that is said.
+    // No server answers: the outcome of the write is unknown, and the error reports that.
     let (_, cut) = at(std::slice::from_ref(&proxy.url));
     let unknown = cut.compare_and_swap("map", second, b"3".to_vec()).await.unwrap_err();
     assert_eq!(unknown.kind, ErrorKind::Unavailable);
@@ -328,7 +328,7 @@ async fn the_next_coordinator_leads_when_one_resigns() {
     println!("leads {} ms after the other has given back", leads.duration_since(resigned_at).as_millis());
 }
 
-/// Whichever of the members etcd's own leader is.
+/// For any of the members as etcd's own leader.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lead_outlives_each_member_of_etcd() {
     for victim in 0..3 {

@@ -18,7 +18,7 @@ async fn embedded_keeps_the_contract() {
     of_two_claims_one_wins_and_fences(&*store, &*store).await;
 }
 
-/// Where time passes as told: a lease must not end because the machine is busy.
+/// Simulated time: a lease must not end because the machine is busy.
 #[test]
 fn embedded_ends_leases_in_time() {
     let world = World::new(3, SimConfig::default());

@@ -479,7 +479,7 @@ async fn a_lane_runs_each_task_once(env: Env, _: PathBuf) {
         let tx = tx.clone();
         lane.run(move || tx.send(n).unwrap()).await;
     }
-    drop((tx, lane)); // what was given is still done
+    drop((tx, lane)); // assigned work is still done
     let mut done = Vec::new();
     while let Some(n) = rx.recv().await {
         done.push(n);

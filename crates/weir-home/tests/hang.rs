@@ -171,8 +171,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.gate.set(false);
-        // Off the tree first, whoever has a file open there still, as a test that fails has. The directory
-        // goes next.
+        // Detached first, also with open files there, as of a test that fails. The directory is removed next.
         let detached = rustix::mount::unmount(self.dir.path(), rustix::mount::UnmountFlags::DETACH);
         let session = self.session.take();
         if detached.is_err() || !std::thread::panicking() {

@@ -26,7 +26,7 @@ async fn open(env: &Env) -> Arc<Engine> {
     open_with(env, SMALL).await
 }
 
-/// Another copy that keeps what the test says.
+/// Another copy that keeps the records that the test chooses.
 #[derive(Default)]
 struct Other {
     kept: AtomicU64,
@@ -179,7 +179,7 @@ fn nothing_is_durable_before_the_other_copies_keep_it() {
         other.keep(&engine, CommitSeq(9));
         engine.wait_durable(next).await.unwrap();
         assert_eq!(engine.durable(), next);
-        // Who waits for what no copy may keep is told so.
+        // A caller that waits for a record that no copy may keep gets an error.
         other.kept.store(next.0, Ordering::Release);
         let lost = tx(&*engine, |t| t.put(b"k", b"x"));
         let wait = engine.wait_durable(lost);
@@ -244,7 +244,7 @@ fn only_what_every_copy_keeps_is_folded() {
         let (last, state) = dump(&*engine);
         engine.wait_synced(last).await.unwrap();
         assert_eq!(engine.export().await.unwrap().seq, CommitSeq(0), "nothing is in the tree");
-        // After a restart nobody knows what the others keep.
+        // After a restart the records of the others are unknown.
         drop(engine);
         w.power_cut("a");
         let engine = open(&w.node("a")).await;
@@ -417,7 +417,7 @@ async fn dies(
     u32::from(died)
 }
 
-/// A follower dies between append and sync: what it said to keep is there, and the rest is a whole prefix.
+/// A follower dies between append and sync: acknowledged records are present, and the rest is a whole prefix.
 #[test]
 fn a_follower_keeps_what_it_said_and_no_half_record() {
     let mut lost = 0;
@@ -514,7 +514,7 @@ async fn a_missing_or_old_mark_is_named() {
     assert!(error.kind == ErrorKind::Damaged && error.context.contains("copy"), "{error}");
 }
 
-/// What was written before there were copies is read, and offered to none; the first copy fetches it whole.
+/// Records from before there were copies are read, and sent to none; the first copy fetches the whole state.
 #[test]
 fn a_store_of_one_copy_gets_others() {
     simulated(1, |w| async move {

@@ -112,7 +112,7 @@ fn lives(seed: u64, count: u64) -> u64 {
         let mut lcg = Lcg(seed);
         for life in 0..count {
             let env = w.node("a");
-            // What was found at open is promised: a power cut right then must not lose it.
+            // The state found at open is promised: a power cut right then must not lose it.
             let end_at_once = lcg.below(4) == 0;
             let is_open = Arc::new(Notify::new());
             // A failed sync leaves records that are written and not durable: a kill keeps them, a power cut
@@ -167,8 +167,8 @@ fn the_same_seed_is_the_same_run() {
     assert_eq!(lives(7, 5), lives(7, 5));
 }
 
-/// The disk fills up, within a fold too; transactions are refused, everything stays readable, and goes on
-/// later.
+/// The disk fills up, within a fold too; transactions are refused, everything stays readable, and writes
+/// continue later.
 #[test]
 fn a_full_disk_refuses_and_recovers() {
     for seed in 0..20 {
@@ -299,7 +299,8 @@ fn a_disk_that_does_not_read_any_more_ends_the_store() {
     });
 }
 
-/// Writes and syncs fail: the store stops, says so to everybody, and what was promised is there afterwards.
+/// Writes and syncs fail: the store stops, reports that to all callers, and promised data is present
+/// afterwards.
 #[test]
 fn a_failed_disk_ends_the_store_and_loses_nothing_promised() {
     let mut stopped = 0;

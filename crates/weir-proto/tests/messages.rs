@@ -19,7 +19,7 @@ use weir_proto::{
 const ROUNDS: usize = 10_000;
 
 /// Decoding is one to one: bytes that are accepted are those that the value is encoded to. And it takes
-/// memory in proportion to what came, whatever lengths are in it.
+/// memory in proportion to the received bytes, with any lengths in them.
 fn survives<T: Wire>(name: &str, bytes: &[u8]) {
     let mut decoded = None;
     let taken = counting::peak_bytes(|| decoded = T::from_bytes(bytes).ok());
@@ -92,8 +92,8 @@ fn decoders_survive_mutated_messages() {
     survives_mutated_messages::<Layout>("Layout");
 }
 
-/// A length that is not there must not be believed: that the allocator is counted at all, and what a believed
-/// one takes.
+/// A length without its bytes must not be trusted: that the allocator is counted at all, and the memory that
+/// a trusted one takes.
 #[test]
 fn memory_is_counted() {
     let claimed = 1 << 20;
@@ -210,7 +210,7 @@ fn no_method_number_is_used_twice() {
     assert_eq!(seen.len(), methods::all().count());
 }
 
-/// Who may send what is a page for people, too.
+/// The table of senders is a page for people, too.
 #[test]
 fn the_table_of_senders_is_documented() {
     let page = include_str!("../../../docs/protocol.md");

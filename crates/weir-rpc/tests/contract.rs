@@ -83,7 +83,7 @@ async fn a_call_ends_by_its_deadline(env: &Env, addr: &Addr) {
     let e = client.call(&Wait {}, vec![], Duration::from_millis(200)).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Deadline);
     assert!(e.context.contains("Wait") && e.context.contains("server"), "{e:?}");
-    // What was begun runs to its end; its answer disturbs nobody.
+    // Work that has begun runs to its end; its answer disturbs no other call.
     bench.release.add_permits(1);
     until(env, "the wait ends", || bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
     client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
@@ -156,7 +156,7 @@ async fn clusters_do_not_mix(env: &Env, addr: &Addr) {
     let server = serve(env, std::slice::from_ref(addr), who.clone(), Arc::new(NoService)).await.unwrap();
     let addr = &server.addrs()[0];
     let stranger = Identity::new(env, "stranger", Role::Mount, Some(theirs));
-    // Not a member yet: talks to everybody.
+    // Not a member yet: talks to all nodes.
     drop(connect(env, addr, &stranger, Arc::new(NoService)).await.unwrap());
     assert!(who.join(ours) && !who.join(theirs));
     let e = connect(env, addr, &stranger, Arc::new(NoService)).await.unwrap_err();
@@ -204,7 +204,7 @@ async fn a_method_is_for_its_senders(env: &Env, addr: &Addr) {
     assert_eq!(bench.counted.load(std::sync::atomic::Ordering::SeqCst), 0, "no service has seen them");
     let mover = with_role(Role::Mover).await;
     assert_eq!(mover.call(&ForMovers {}, vec![], PATIENCE).await.unwrap().0.before, 0);
-    // What is not in the table is served by nobody, and the connection goes on.
+    // A method that is not in the table has no handler, and the connection keeps serving.
     let unknown = mover.call_encoded(9999, &[], Payload::default(), PATIENCE).await.unwrap_err();
     assert_eq!(unknown.kind, ErrorKind::Unsupported);
     mover.call(&ForMovers {}, vec![], PATIENCE).await.unwrap();
@@ -384,7 +384,7 @@ fn a_channel_follows_its_node_and_accepts_no_other() {
     });
 }
 
-/// Whoever still asks in the name of a process that has ended waits as long as for a node that is away.
+/// A caller in the name of a process that has ended waits as long as for a node that is away.
 #[test]
 fn a_node_that_stops_does_not_dial_without_a_pause() {
     let world = weir_env::sim::World::new(9, Default::default());

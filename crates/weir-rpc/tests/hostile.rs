@@ -48,7 +48,7 @@ fn garbage_is_refused_by_its_first_bytes() {
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"\0", b"WEIS", &[0xff; 40]] {
             for mut stream in [stranger(&env).await, raw(&env, &addr()).await] {
                 stream.write_all(garbage).await.unwrap();
-                // Bytes that nobody read any more make it a reset, and the words are lost.
+                // Bytes that are not read any more make it a reset, and the last message is lost.
                 if let Some(reason) = last_words(&env, &mut stream).await {
                     assert_eq!(reason.kind, ErrorKind::Invalid);
                     assert!(reason.context.contains("not a Weir peer"), "{reason:?}");
@@ -77,7 +77,7 @@ fn oversize_is_refused_before_it_is_received() {
 fn other_versions_are_refused_on_both_sides() {
     with_server(|world, env| async move {
         let body = Hello { version_min: 7, version_max: 9, ..hello() }.to_bytes();
-        // What a newer program says beside is not known here, and not in the way.
+        // Fields that a newer program appends are not known here, and harmless.
         let body = [&body[..], &[1, 2, 3]].concat();
         let bytes = frame(Header::new(FrameKind::Hello, 0), &body, &[]);
         refused(&env, stranger(&env).await, &bytes, ErrorKind::Unsupported, "versions 7 to 9").await;

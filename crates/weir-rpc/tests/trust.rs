@@ -26,15 +26,15 @@ fn encrypting() -> Policy {
     Policy { trusted: Vec::new(), ..Policy::default() }
 }
 
-/// What a relay does with the bytes that the dialer sends after the handshake and its hello.
+/// A relay's action on the bytes that the dialer sends after the handshake and its hello.
 type Change = Arc<dyn Fn(Vec<u8>) -> Vec<u8> + Send + Sync>;
 
-/// The end of the dialer's handshake is told by its hello: it is the first that fits no TLS record.
+/// The end of the dialer's handshake is marked by its hello: it is the first that fits no TLS record.
 const FRAME: &[u8] = b"WEIR";
 
 struct Relay {
     addr: Addr,
-    /// What was changed or passed, in order, from the dialer.
+    /// The frames that were changed or passed, in order, from the dialer.
     passed: Arc<Mutex<Vec<u8>>>,
     change: Arc<Mutex<Option<Change>>>,
 }
@@ -211,7 +211,7 @@ async fn a_handshake_that_was_changed_makes_no_connection() {
     }
 }
 
-/// Why a server of the cluster refuses somebody with this identity.
+/// The reason for which a server of the cluster refuses a peer with this identity.
 async fn refusal(env: &Env, cluster: &Cluster, who: Identity) -> Error {
     let there = CLUSTER.scope(cluster.clone(), server(env, &anywhere())).await;
     connect(env, &there.2, &who, Arc::new(NoService)).await.unwrap_err()

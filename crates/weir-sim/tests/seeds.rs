@@ -112,7 +112,7 @@ fn copies_of_the_metadata_keep_every_promise() {
     });
 }
 
-/// Where one member alone is enough to read a stripe it is also enough to bring back what it should not.
+/// Where one member alone is enough to read a stripe it is also enough to return bytes that it should not.
 /// Coordinators that share an etcd: killed, cut off, without answers, and deposed without their knowledge.
 #[test]
 fn several_coordinators_keep_every_promise() {
@@ -186,8 +186,8 @@ fn names_are_changed_as_a_whole_or_not_at_all() {
     });
 }
 
-/// What is removed is in the trash with all its bytes, comes back, goes when its time is over, and counts all
-/// the while.
+/// Removed files are in the trash with all their bytes, are restored, are purged when their time is over, and
+/// count all the while.
 #[test]
 fn removed_files_are_in_the_trash_until_they_expire() {
     let options = |seed| Options { trash: true, tree: seed % 2 == 0, ..Options::mixed(seed) };
@@ -215,8 +215,7 @@ fn readers_of_a_replica_see_all_files_of_the_home() {
     keeps_every_promise(491_100..491_104, |_| Options { faults: faults.clone(), ..options(0) });
 }
 
-/// Whoever dies: no limit is passed, what was synced stays, and what the dead had been granted is used by
-/// others.
+/// With any deaths: no limit is passed, synced bytes stay, and reservations of the dead are used by others.
 #[test]
 fn a_limit_holds_and_all_of_it_can_be_used() {
     let options = |seed| Options { limits: true, pause_ms_max: 3000, ..Options::mixed(seed) };
@@ -226,7 +225,7 @@ fn a_limit_holds_and_all_of_it_can_be_used() {
     keeps_every_promise(601_000..601_006, |_| Options { faults: faults.clone(), ..options(0) });
 }
 
-/// Disks that are told to fail do, while somebody uses them.
+/// Disks with injected faults fail while they are in use.
 #[test]
 fn faults_of_disks_bite() {
     use FaultKind::*;
@@ -281,9 +280,9 @@ survives! {
     new_targets_are_used_and_old_ones_leave: 600_000..600_006, [AddTargets, DrainTarget, PartitionPartly];
 }
 
-/// What is written goes home by movers that die, to a home that fails, freezes and loses what is not durable, while files
-/// are evicted, brought back and changed. No byte is ever zeros, or old; in the end home is as the volume is, what is damaged there is
-/// told by name, and what a stranger wrote there stays until somebody decides.
+/// Data is shipped by movers that die, to a home that fails, freezes and loses data that is not durable, while
+/// files are evicted, recalled and changed. No byte is ever zeros, or old; in the end home is equal to the
+/// volume, damage there is reported by name, and a stranger's files there stay until a decision.
 #[test]
 fn survives_evictions_and_faults_of_home() {
     use FaultKind::*;

@@ -81,7 +81,7 @@ fn a_page_read_is_not_older_than_an_earlier_write() {
     }
 }
 
-/// A kernel fills the rest of a page with zeros, and shows them when it hears that the file is longer.
+/// A kernel fills the rest of a page with zeros, and shows them when it learns that the file is longer.
 #[test]
 fn no_page_read_is_shorter_than_the_kernels_known_size() {
     const START: usize = 5000;
@@ -209,7 +209,7 @@ fn an_access_time_is_reported_before_the_lease_is_returned() {
         same(&read(&a, h, 0, 5).await, b"bytes");
         let shown = a.try_getattr(ino).unwrap().attr;
         assert_eq!((shown.atime.nanos, shown.ctime), (read_at, before.attr.ctime), "shown at once");
-        // At once, before it is told by itself.
+        // At once, before it is reported by itself.
         assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, read_at);
         clock.sleep(Duration::from_millis(100)).await;
         same(&read(&a, h, 0, 5).await, b"bytes");
@@ -218,7 +218,7 @@ fn an_access_time_is_reported_before_the_lease_is_returned() {
         clock.sleep(Duration::from_millis(1)).await;
         same(&read(&a, h, 0, 5).await, b"Bytes");
         let again = clock.wall().0;
-        // A time that is set is not overtaken by a read of before.
+        // A time that is set is not overtaken by an earlier read.
         let set = weir_client::SetAttrs {
             atime: Some(weir_client::SetTime::At(weir_proto::meta::Time { nanos: 77 })),
             ..Default::default()
@@ -227,7 +227,7 @@ fn an_access_time_is_reported_before_the_lease_is_returned() {
         assert_eq!(a.setattr(&root(), ino, None, set).await.unwrap().attr.atime.nanos, 77);
         clock.sleep(Duration::from_secs(3)).await;
         assert_eq!(b.getattr(ino).await.unwrap().attr.atime.nanos, 77);
-        // Told by itself within two seconds; and not at all where nobody wants it.
+        // Reported by itself within two seconds; and not at all where no client needs it.
         same(&read(&a, h, 0, 5).await, b"Bytes");
         let third = clock.wall().0;
         clock.sleep(Duration::from_secs(2)).await;
@@ -273,8 +273,8 @@ fn a_name_is_absent_without_asking_until_another_makes_it() {
     });
 }
 
-/// Its group goes on without a target that is cut off from the coordinator, and so is who reads, the file or
-/// a snapshot: neither knows.
+/// Its group keeps serving without a target that is cut off from the coordinator, as is the reader of the
+/// file or of a snapshot: neither knows.
 #[test]
 fn a_client_with_an_old_map_reads_nothing_old_there() {
     for (victim, how) in (0..6).flat_map(|victim| ["alone", "shared", "snapshot"].map(|how| (victim, how))) {
@@ -327,8 +327,8 @@ impl KernelCache for Names {
     }
 }
 
-/// Looks a name up, and tells whether a kernel may keep the answer, now or when the directory was left alone
-/// for a moment.
+/// Looks a name up, and returns whether a kernel may keep the answer, now or after the directory was left
+/// alone for a moment.
 async fn lends(lab: &Lab, c: &Client, dir: InodeId, name: &str) -> bool {
     for _ in 0..3 {
         let found = c.lookup(&root(), dir, name.as_bytes()).await.unwrap().map(|found| found.attr.ino);
@@ -468,7 +468,7 @@ fn an_unchanged_file_is_reopened_without_a_message() {
             close(&b, first).await;
             assert_eq!(b.status().asked, asked);
         }
-        // Who changes it hears of no open, and has the file for itself.
+        // Its changer learns of no open, and has the file for itself.
         let h = open(&a, "f", OpenMode::BOTH).await;
         write(&a, h, 0, b"BYTES").await;
         assert!(b.try_open(ino, OpenMode::READ).is_none());

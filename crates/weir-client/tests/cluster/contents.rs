@@ -239,7 +239,7 @@ fn a_file_without_a_name_is_linked_or_gone() {
     });
 }
 
-/// The leader hears of the time of such writes a moment later, at the latest with the close.
+/// The leader gets the time of such writes a moment later, at the latest with the close.
 #[test]
 fn a_time_that_is_set_after_a_write_of_a_shared_file_stays() {
     Lab::new(9).run(6, |lab| async move {
@@ -320,7 +320,7 @@ fn a_range_zeroed_while_the_lease_goes_is_zero_and_grows_after() {
             lab.env("b").tasks.spawn("other", async move {
                 env_b.clock.sleep(Duration::from_millis(2) * round).await;
                 let h = open(&other, &reads, OpenMode::BOTH).await;
-                // What it keeps under its lease must not outlive the zeros.
+                // Bytes cached under its lease must not outlive the zeros.
                 read(&other, h, CELL, CELL).await;
                 let _ = tx.send(h);
             });
@@ -398,7 +398,7 @@ fn the_same_seed_gives_the_same_trace() {
     assert_eq!(run(), run());
 }
 
-/// Stripes are sealed when nobody has written them for a while, and at that moment somebody writes them over.
+/// Stripes are sealed when they were not written for a while, and at that moment a client writes them over.
 #[test]
 fn a_seal_replaces_nothing_that_is_written_over_meanwhile() {
     const FILES: usize = 24;

@@ -93,7 +93,7 @@ fn a_refounded_namespace_reads_zeros_and_harms_no_old_cells() {
         }
         assert!(cells(&cluster, before, &inodes).await == kept, "cells of the namespace before were changed");
 
-        // A client of the namespace before has no session here, whatever its number was.
+        // A client of the former namespace has no session here, with any number.
         let create =
             async { old.create(&root(), InodeId::ROOT, b"stranger", 0o644, true, OpenMode::BOTH).await };
         let served = lab.world().clock().timeout(Duration::from_secs(60), create).await;

@@ -85,7 +85,7 @@ fn a_write_that_a_full_target_refuses_is_nowhere() {
             a.fsync(h).await.unwrap();
         }
         is_everywhere(&lab, &bytes, "before").await;
-        // Over what is there, and a stripe that nothing was in.
+        // Over existing bytes, and a stripe that was empty.
         for offset in [0, STRIPE] {
             let refused = pattern(20, offset, STRIPE);
             write(&a, h, offset, &refused).await;
@@ -101,8 +101,8 @@ fn a_write_that_a_full_target_refuses_is_nowhere() {
     });
 }
 
-/// Some cells took their part, one refused. What the writer fetched around its changes is as old as what it
-/// wrote is lost.
+/// Some cells took their part, one refused. The bytes that the writer fetched around its changes are old, and
+/// its written bytes are lost.
 #[test]
 fn a_writer_reads_what_its_failed_write_left() {
     let lab = Lab::new(73);
@@ -134,8 +134,8 @@ fn a_writer_reads_what_its_failed_write_left() {
     });
 }
 
-/// A write tells what an earlier one lost, but that may not reach the program: the kernel sends a long
-/// `write(2)` in parts, and if the first ones succeeded it tells how many bytes they took.
+/// A write returns the error of an earlier one, but that may not reach the program: the kernel sends a long
+/// `write(2)` in parts, and if the first ones succeeded it returns how many bytes they took.
 #[test]
 fn a_write_error_is_also_returned_by_fsync_and_close() {
     let lab = Lab::new(74);
@@ -165,7 +165,7 @@ fn a_write_error_is_also_returned_by_fsync_and_close() {
     });
 }
 
-/// Home gets what it is told of, and gives that back after an eviction.
+/// Home gets the reported bytes only, and these are recalled after an eviction.
 #[test]
 fn bytes_left_below_the_size_by_a_failed_write_are_reported() {
     let lab = Lab::new(75);

@@ -9,7 +9,7 @@ use weir_proto::InodeId;
 use weir_store::crash_points;
 
 const ROOT: InodeId = InodeId::ROOT;
-/// What a member that has fallen silent may add to one operation.
+/// The delay that a member which has fallen silent may add to one operation.
 const STALL_MAX: Duration = Duration::from_millis(1000);
 
 async fn create(c: &Client, name: &str) -> Handle {
@@ -74,7 +74,7 @@ fn a_stopped_target_adds_less_than_a_second_to_any_operation() {
             assert!(longest.0 < STALL_MAX + Duration::from_millis(200), "an operation took {:?}", longest.0);
             assert!(a.status().degraded_writes > 0, "acknowledged with what is there: {:?}", a.status());
 
-            // It goes on: what it missed is repaired, and everything is read from whatever is left.
+            // It resumes: its missed writes are repaired, and everything is read from any remaining members.
             go_on(&lab, victim);
             lab.env("clock").clock.sleep(Duration::from_secs(4)).await;
             lab.all_current().await.unwrap();
@@ -127,8 +127,8 @@ fn a_slow_target_is_done_without_and_repaired_later() {
     });
 }
 
-/// Over committed data a stripe is written beside what is there, after a look at it: at a member that then
-/// falls silent, too.
+/// Over committed data a stripe is prepared next to the base, after a query: to a member that then falls
+/// silent, too.
 #[test]
 fn a_stripe_is_written_over_while_a_target_falls_silent() {
     for victim in 0..6 {
@@ -233,7 +233,7 @@ fn stalled_disks_fail_no_write_while_enough_others_work() {
     }
 }
 
-/// Its group goes on without it, and seals again, with what was written since, under the same version.
+/// Its group keeps serving without it, and seals again, with later writes, under the same version.
 #[test]
 fn late_seal_participant_rejects_superseded_seal() {
     for victim in 0..2 {
@@ -257,7 +257,7 @@ fn late_seal_participant_rejects_superseded_seal() {
             world.set_disk_faults(&format!("s{victim}"), hangs(true));
             world.sleep(Duration::from_secs(6)).await; // the seal begins
             change(3, 20_000).await;
-            world.sleep(Duration::from_secs(20)).await; // and goes on without it
+            world.sleep(Duration::from_secs(20)).await; // and continues without it
             world.set_disk_faults(&format!("s{victim}"), hangs(false));
             world.sleep(Duration::from_secs(10)).await;
             lab.all_current().await.unwrap();

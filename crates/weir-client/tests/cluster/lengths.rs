@@ -16,7 +16,7 @@ async fn append_records(lab: Lab, name: &'static str, seed: u64, count: usize) {
             None => assert_eq!(c.append(h, Bytes::from(record.clone())).await.unwrap(), record.len()),
         }
         if n % 7 == 3 {
-            // What was appended is there, whole, for whoever appended it.
+            // An appended record is complete, for its own client.
             let size =
                 c.getattr(c.lookup(&root(), ROOT, b"log").await.unwrap().unwrap().attr.ino).await.unwrap();
             assert!(size.attr.size >= record.len() as u64);
@@ -26,7 +26,7 @@ async fn append_records(lab: Lab, name: &'static str, seed: u64, count: usize) {
     close(&c, h).await;
 }
 
-/// Length first, then bytes that tell whose it is.
+/// Length first, then bytes that identify the client.
 fn record(seed: u64, n: usize) -> Vec<u8> {
     let len = 10 + (seed as usize * 131 + n * 977) % [40, 3000, 90_000][n % 3];
     let mut bytes = (len as u32).to_le_bytes().to_vec();
@@ -104,7 +104,8 @@ fn a_restart_of_the_leader_takes_no_append_away() {
     });
 }
 
-/// The leader has the append, its answer is lost, and with the session nobody can ask for it again.
+/// The leader has the append, its answer is lost, and after the loss of the session no client can ask for it
+/// again.
 #[test]
 fn an_append_whose_answer_is_lost_is_not_done_twice() {
     Lab::new(48).run(6, |lab| async move {
@@ -272,8 +273,8 @@ fn two_clients_grow_a_truncated_file() {
     });
 }
 
-/// Numbers of a cell's log begin anew after a cut, also at who hears of the cut later: else nobody takes what
-/// it numbers next.
+/// Numbers of a cell's log begin from the start after a truncation, also at a member that learns of it later:
+/// else no member takes its next numbers.
 #[test]
 fn a_member_that_missed_a_truncation_numbers_like_its_peers() {
     for away in 0..2 {

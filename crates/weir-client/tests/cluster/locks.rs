@@ -116,7 +116,7 @@ fn a_client_cut_off_loses_its_locks_and_learns_it() {
         write(&b, hb, "newer").await.unwrap();
         b.fsync(hb).await.unwrap();
         lab.world().resume("a");
-        // The handle whose lock is gone does nothing any more; the one with lost changes says so once.
+        // The handle whose lock is gone does nothing any more; the one with lost changes reports them once.
         let e = write(&a, ha, "stale").await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Io);
         assert_eq!(read(&a, ha).await.unwrap_err().kind, ErrorKind::Io);
@@ -127,7 +127,7 @@ fn a_client_cut_off_loses_its_locks_and_learns_it() {
         assert!(count >= 2 && named.iter().any(|l| l.what.contains("locks")), "{named:?}");
         assert_eq!(b.losses().0, 0);
         // A new open works, and sees what the other wrote.
-        let _ = a.release(ha).await; // told already
+        let _ = a.release(ha).await; // reported already
         let ha = make(&a, "f").await;
         assert_eq!(read(&a, ha).await.unwrap(), "newer");
         assert_eq!(a.try_lock(ha, wish(1, 0, 0, EX)).await.unwrap(), Locked::Held);
@@ -148,7 +148,7 @@ fn writes_waiting_under_a_lost_lock_are_not_written() {
             b.fsync(hb).await.unwrap();
             assert_eq!(wait(&a, ha, 1).await.unwrap(), Locked::Granted);
             assert_eq!(read(&a, ha).await.unwrap(), "first");
-            // It asks the leader, which does not hear it until the lock is another's.
+            // It asks the leader, which does not get the request until the lock is another's.
             let waits = write(&a, ha, "stale");
             let others = async {
                 lab.world().clock().sleep(Duration::from_micros(delay * 60)).await;
@@ -217,7 +217,7 @@ fn an_interrupted_wait_leaves_no_lock_behind() {
     });
 }
 
-/// The kernel tells of a close at once, and of the end of the open file, with which its lock goes, a moment
+/// The kernel reports a close at once, and the end of the open file, with which its lock goes, a moment
 /// later.
 #[test]
 fn a_try_lock_waits_for_the_close_of_the_holder() {
@@ -258,15 +258,15 @@ fn locks_end_with_owners_handles_and_clients() {
             assert_eq!(a.try_lock(h, wish(owner, at, at, EX)).await.unwrap(), Locked::Granted);
         }
         assert_eq!(b.list_locks(ino).await.unwrap().0.len(), 4);
-        // An owner's close: all it has of the file, through whichever handle.
+        // An owner's close: all its locks of the file, through any handle.
         a.unlock_owner(h2, wish(1, 0, 0, None).owner).await.unwrap();
         assert_eq!(b.list_locks(ino).await.unwrap().0.len(), 2);
-        // A handle's end: what was locked through it.
+        // A handle's end: all locks through it.
         a.release(h1).await.unwrap();
         let left = b.list_locks(ino).await.unwrap().0;
         assert_eq!((left.len(), left[0].owner.id), (1, 3));
         assert!(left[0].client.contains('a') && !left[0].waits);
-        // What an owner locks through one handle while it closes another stays when that other ends.
+        // A lock of an owner through one handle while it closes another stays when that other ends.
         let h1 = make(&a, "f").await;
         assert_eq!(a.try_lock(h1, wish(5, 700, 700, EX)).await.unwrap(), Locked::Granted);
         let closed = a.unlock_owner(h1, wish(5, 0, 0, None).owner);

@@ -68,7 +68,7 @@ async fn try_content(c: &Client, name: &str) -> weir_proto::Result<Vec<u8>> {
     c.release(h).await?;
     bytes
 }
-/// After so long `a` is cut off from the leader, which restarts, until it has given up waiting for `a`.
+/// After this time `a` is cut off from the leader, which restarts, until it has given up waiting for `a`.
 async fn lose_session(lab: &Lab, after_us: u64) {
     lab.world().sleep(Duration::from_micros(after_us)).await;
     lab.world().partition("meta", "a");

@@ -23,7 +23,7 @@ fn a_client_follows_every_server_to_another_address() {
     let lab = Lab::new(951);
     lab.move_to("coord", &[100, 200]);
     lab.run(6, |lab| async move {
-        // It was given one address of the coordinator, and hears of the other.
+        // It is configured with one address of the coordinator, and learns the other.
         let given = vec!["tcp:10.0.0.100:7000".parse().unwrap()];
         let config = ClientConfig { coordinators: given, ..lab.config("a") };
         let a = Client::connect(lab.env("a"), config, Arc::new(NoKernel)).await.unwrap();
@@ -56,7 +56,7 @@ fn a_client_follows_every_server_to_another_address() {
     });
 }
 
-/// Nothing tells that the machine where the leader was is gone: it is only silent.
+/// No message shows that the leader's machine is gone: it is only silent.
 #[test]
 fn a_client_leaves_a_silent_leader_for_the_one_that_took_over() {
     Lab::new(952).run(6, |lab| async move {
@@ -119,7 +119,7 @@ fn writes_wait_for_the_leader_and_for_targets_beyond_parity() {
     }
 }
 
-/// Nobody else wants the files of a client that the leader has not heard for longer than a lease term.
+/// No other client opens the files of a client from which the leader had no message for a lease term.
 #[test]
 fn a_disconnected_client_keeps_files_that_no_other_took() {
     Lab::new(955).run(6, |lab| async move {
@@ -133,7 +133,7 @@ fn a_disconnected_client_keeps_files_that_no_other_took() {
         a.fsync(kept).await.unwrap();
         assert_eq!(a.losses().0, 0);
         same(&content(&b, "kept").await, &expected);
-        // What somebody else takes meanwhile is lost, and named: the others' view counts.
+        // A file that another client opened meanwhile is lost, and named: the others' view counts.
         write(&a, taken, 0, &expected).await;
         lab.world().partition("meta", "a");
         lab.world().sleep(LONG).await;

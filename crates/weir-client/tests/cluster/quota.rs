@@ -46,7 +46,7 @@ fn a_limit_holds_to_the_byte_and_deleting_helps() {
         let v = volume(&a, "v", quota(LIMIT, 0)).await;
         let h = create(&a, v.root, "f").await;
         assert_eq!(fill(&a, h, 0).await, LIMIT);
-        // What is there may be written over.
+        // Existing bytes may be written over.
         assert_eq!(write(&a, h, 5, &[7; STEP]).await.unwrap(), STEP);
         a.fsync(h).await.unwrap();
         assert_eq!(used(&a, "v").await, LIMIT);
@@ -212,9 +212,9 @@ fn reserved_bytes_can_be_written_when_the_volume_is_full() {
         assert_eq!(write(&b, both, 5 * MIB, &[1; STEP]).await.unwrap(), STEP);
         assert_eq!(write(&a, ha, 9 * MIB - STEP as u64, &[2; STEP]).await.unwrap(), STEP);
 
-        // Outside of limits nothing is held, but what is not there is not promised.
+        // Without limits nothing is reserved, but missing space is not promised.
         let out = create(&a, InodeId::ROOT, "out").await;
-        lab.world().clock().sleep(Duration::from_secs(3)).await; // the targets have told what they have
+        lab.world().clock().sleep(Duration::from_secs(3)).await; // the targets have reported their usage
         assert_eq!(kind(a.fallocate(out, Allocate::Extend, 0, 1 << 45).await), ErrorKind::NoSpace);
         a.fallocate(out, Allocate::Extend, 0, MIB).await.unwrap();
     });
@@ -249,7 +249,7 @@ fn a_punched_hole_takes_no_space() {
                 files.push((h, data));
             }
             let on_targets = async || {
-                lab.world().clock().sleep(Duration::from_secs(5)).await; // until they have told it
+                lab.world().clock().sleep(Duration::from_secs(5)).await; // until they have reported it
                 a.statfs().await.unwrap().used_bytes
             };
             let before = on_targets().await;
@@ -264,7 +264,7 @@ fn a_punched_hole_takes_no_space() {
                 counted -= freed;
                 assert_eq!(used(&b, "v").await, counted, "{from} to {to}");
             }
-            // In a file with holes only what is sure to be gone is taken off.
+            // In a file with holes only bytes that are surely gone are subtracted.
             for (from, freed) in [(2 * stripe, 0), (7 * stripe, stripe)] {
                 a.fallocate(files[1].0, Allocate::PunchHole, from, stripe).await.unwrap();
                 counted -= freed;
@@ -316,7 +316,7 @@ fn two_clients_together_stay_within_a_limit() {
             }
             assert!(at + bt <= LIMIT);
         }
-        // What one did not use came to the other.
+        // The unused reservation of one client went to the other.
         assert_eq!(at + bt, LIMIT);
         a.fsync(ha).await.unwrap();
         b.fsync(hb).await.unwrap();
@@ -377,7 +377,7 @@ fn a_limit_set_later_holds_for_files_that_are_open() {
         let set = |q| VolumeEdit { quota: Some(q), ..VolumeEdit::default() };
         b.change_volume(&root(), v.id, &set(quota(LIMIT, 0))).await.unwrap();
         assert_eq!(fill(&a, h, at).await, LIMIT);
-        // Lowered below what is used: nothing more; raised: again; taken away: no limit.
+        // Lowered below the usage: nothing more; raised: again; removed: no limit.
         b.change_volume(&root(), v.id, &set(quota(MIB, 0))).await.unwrap();
         assert_eq!(write(&a, h, LIMIT, b"x").await.unwrap_err().kind, ErrorKind::OverQuota);
         b.change_volume(&root(), v.id, &set(quota(LIMIT + MIB, 0))).await.unwrap();
@@ -422,8 +422,8 @@ fn a_limit_of_inodes_and_soft_limits_hold() {
     });
 }
 
-/// The leader takes longer to grant room than room that is not used is kept: what comes late is granted all
-/// the same.
+/// The leader takes longer to grant a reservation than an unused one is kept: a late one is granted all the
+/// same.
 #[test]
 fn late_quota_is_granted() {
     Lab::new(89).run(6, |lab| async move {

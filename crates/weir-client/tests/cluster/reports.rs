@@ -6,9 +6,9 @@ use weir_client::{Allocate, Client, Handle, OpenMode};
 use weir_proto::relation::What;
 use weir_proto::{InodeId, VolumeId};
 
-/// Somebody listens, so changes are kept.
+/// A reader of changes exists, so they are kept.
 const CURSOR: &str = "test";
-/// Write-back tells what is untold after a second.
+/// Write-back reports after a second.
 const SOON: Duration = Duration::from_secs(4);
 
 async fn create(client: &Client, name: &str) -> (InodeId, Handle) {
@@ -82,7 +82,7 @@ fn a_fast_stream_is_reported_as_it_goes() {
     });
 }
 
-/// Who has closed it may not write it any more, so nobody could tell it afterwards.
+/// A closed file must not be written any more, so no client could report it afterwards.
 #[test]
 fn a_close_waits_for_reports_of_write_back() {
     Lab::new(3).run(6, |lab| async move {

@@ -47,7 +47,7 @@ fn targets_without_their_index_are_refilled_before_reads() {
             }
             let seen = lab.observe().await;
             lab.wait_whole(&seen).await;
-            // What they have now is all that the others lack.
+            // Their present data is all that the others lack.
             let others: Vec<u8> = (0..6).filter(|n| !lost.contains(n)).take(2).collect();
             others.iter().for_each(|n| lab.kill_storage(*n));
             let c = lab.client("c").await;
@@ -114,8 +114,8 @@ fn a_site_that_loses_power_and_one_disk_gets_all_back() {
         for n in 0..6 {
             lab.storage(n).await;
         }
-        // Which of the last ones keep the parity of a group is by its number. Without one of them nobody
-        // knows what was written.
+        // The parity of a group is on one of the last ones, by its number. Without one of them no member
+        // knows the written bytes.
         let knows = |g: &Group| g.members.iter().skip(4).any(|m| (3..6).contains(&m.target.0));
         let seen = lab.observe().await;
         let whole = |g: &Group| g.members.iter().all(|m| m.state == MemberState::Current);

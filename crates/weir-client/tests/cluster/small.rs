@@ -8,7 +8,7 @@ use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::{Error, ErrorKind, InodeId};
 
 const FILES: usize = 40;
-/// What is written at a time, in bytes.
+/// Bytes written at a time.
 const PART: usize = 7;
 
 async fn create(c: &Client, name: &str, bytes: &[u8]) -> InodeId {
@@ -237,8 +237,8 @@ fn appends_with_and_without_the_token_are_all_there() {
     }
 }
 
-/// The right to write alone comes while others of this client are in a turn: what was buffered under it is
-/// older than what is written straight through after that.
+/// The right to write alone comes while others of this client are in a turn: bytes buffered under it are
+/// older than direct writes after that.
 #[test]
 fn writes_stay_in_order_when_a_write_lease_comes_in_between() {
     for seed in 180..192 {

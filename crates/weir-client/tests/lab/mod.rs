@@ -55,7 +55,7 @@ pub fn quota(bytes: u64, inodes: u64) -> Quota {
     Quota { bytes_hard: limit(bytes), inodes_hard: limit(inodes), grace_s: 60, ..Quota::NONE }
 }
 
-/// Bytes that differ everywhere and tell where they come from.
+/// Bytes that differ everywhere and identify their origin.
 pub fn pattern(seed: u64, offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len)
         .map(|i| {
@@ -140,7 +140,7 @@ impl Purge for ClusterPurge {
     }
 }
 
-/// The cluster. What a disk would keep is kept here, so nodes can be killed and started again.
+/// The cluster. Contents of disks are kept here, so nodes can be killed and started again.
 #[derive(Clone)]
 pub struct Lab(Arc<Inner>);
 struct Inner {
@@ -366,7 +366,7 @@ impl Lab {
         waited.map(|_| ()).map_err(|e| format!("{:?} are behind: {e}", behind(&cluster.map())))
     }
 
-    /// What the coordinator knows.
+    /// The coordinator's knowledge.
     pub async fn status(&self) -> ClusterStatus {
         let env = self.world().node("observer");
         let cluster =
@@ -403,7 +403,7 @@ impl Lab {
             ..ClientConfig::new(self.addrs("coord", 100), name, &format!("host-{name}"))
         }
     }
-    /// What everybody's calls wait for, as the coordinator was told.
+    /// The waits of all clients' calls, as reported to the coordinator.
     pub async fn waits(&self) -> Vec<String> {
         let env = self.world().node("observer");
         let who = self.observer("observer", Role::Console);
@@ -420,7 +420,7 @@ impl Lab {
         self.0.doors.lock().unwrap().remove("meta");
         self.world().kill("meta");
     }
-    /// All servers stop, and the coordinator is the first: it sees nobody go.
+    /// All servers stop, and the coordinator is the first: it sees no other one leave.
     pub fn stop_servers(&self, targets: u8) {
         self.0.doors.lock().unwrap().remove("coord");
         self.world().kill("coord");

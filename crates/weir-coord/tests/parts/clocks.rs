@@ -11,7 +11,7 @@ use weir_rpc::Identity;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A clock whose date is wrong by so many nanoseconds; it ticks as others do.
+/// A clock whose date is wrong by this number of nanoseconds; it ticks as others do.
 struct Wrong(Clock, Arc<AtomicI64>);
 
 impl ClockSource for Wrong {

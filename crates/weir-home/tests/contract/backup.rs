@@ -17,7 +17,7 @@ use weir_proto::{ErrorKind, InodeId, NameRule, Result, VolumeId};
 
 const URL: &str = "weir://lab:7000/backups";
 
-/// What a directory holds below it; `None`: a directory.
+/// The contents of a directory; `None`: a directory.
 type Tree = BTreeMap<String, Option<Vec<u8>>>;
 
 struct Desk {
@@ -60,7 +60,7 @@ impl Desk {
         let (client, home, backup) = (self.client.clone(), self.home.clone(), self.backup().await);
         Job { env: self.lab.env("a"), client, home, backup, progress: Arc::new(Progress::default()) }
     }
-    /// Makes one: what it left, files, and how many of them are linked.
+    /// Makes one: returns its missing entries, its files, and how many of them are linked.
     async fn make(&self) -> (Made, u64, u64) {
         let job = self.job().await;
         let made = job.run().await.unwrap();
@@ -150,7 +150,7 @@ fn an_interrupted_backup_is_completed_by_the_next_one() {
                 assert_eq!(desk.there(made.unwrap().tree).await, desk.now);
                 break;
             }
-            // What was under way at home when it was cut off ends.
+            // Calls in flight at home when it was cut off come to an end.
             desk.lab.env("a").clock.sleep(Duration::from_secs(2)).await;
             let whole: Vec<TreeName> = list(&*desk.home).await.unwrap();
             assert!(whole.iter().all(|name| matches!(name, TreeName::Whole(_))), "{whole:?}");
@@ -222,7 +222,7 @@ fn backups_run_one_at_a_time_through_leader_restarts() {
         assert!(done.running.is_none() && done.good.is_some());
         assert_eq!(done.due.unwrap().nanos - done.good.unwrap().nanos, 3_600_000_000_000);
         assert_eq!(b.take_backup(&root(), VolumeId(0), "").await.unwrap(), None, "not before its time");
-        // Whoever dies over one: it is given to the next one who asks, not before.
+        // If a mover dies over one, it is assigned to the next one that asks, not before.
         a.take_backup(&root(), volume, URL).await.unwrap();
         lab.world().kill("one");
         assert!(is_busy(b.take_backup(&root(), volume, URL).await));

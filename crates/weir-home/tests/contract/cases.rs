@@ -37,7 +37,7 @@ pub fn assert_diverged<T: std::fmt::Debug>(outcome: Outcome<T>, at: &HomePath) {
     }
 }
 
-/// What a mover does with a whole small file.
+/// A mover's calls for a whole small file.
 pub async fn put(home: &Arc<dyn Home>, at: &HomePath, bytes: &[u8], attrs: &Attrs) -> Fingerprint {
     let made = home.make(at, &Make::File, attrs).await.unwrap();
     let writer = home.open_write(at, &unchanged(&made)).await.unwrap();
@@ -45,7 +45,7 @@ pub async fn put(home: &Arc<dyn Home>, at: &HomePath, bytes: &[u8], attrs: &Attr
     writer.finish(bytes.len() as u64, attrs).await.unwrap()
 }
 
-/// What a stranger does: changes the file whatever it was.
+/// A stranger's change of a file, for any kind of it.
 async fn scribble(bench: &Bench, at: &HomePath, bytes: &[u8]) -> Fingerprint {
     let found = bench.stranger.stat(at).await.unwrap().unwrap();
     let writer = bench.stranger.open_write(at, &ours(&found.fingerprint)).await.unwrap();
@@ -114,13 +114,13 @@ pub async fn things_are_made_as_asked_and_made_again(bench: Bench) {
             Make::Special { rdev, .. } => assert_eq!(found.rdev, *rdev),
             _ => assert_eq!(found.target, Bytes::new()),
         }
-        // An earlier try came through, and nobody heard of it.
+        // An earlier try succeeded, and its answer was lost.
         assert_eq!(home.make(&at, what, &attrs(0o4751)).await.unwrap(), made, "{name}");
         // An earlier try was cut off before the attributes.
         let again = home.make(&at, what, &attrs(0o640)).await.unwrap();
         assert_eq!((again.kind, &again.id), (*kind, &made.id), "{name}");
     }
-    // What was made in a directory does not make the directory a stranger's.
+    // Entries made in a directory do not make the directory a stranger's.
     let made = dir(home, "e").await;
     put(home, &path("e/f"), b"x", &attrs(0o644)).await;
     assert_eq!(dir(home, "e").await, made);
@@ -242,7 +242,7 @@ pub async fn renames_are_found_done_and_replace_only_what_is_expected(bench: Ben
         assert_eq!(read_all(home, &b).await, b"other");
         assert_eq!(home.stat(&a).await.unwrap(), None);
     }
-    // Somebody wrote to what would be replaced, or to what would be moved.
+    // A stranger wrote to the file that would be replaced, or to the one that would be moved.
     let other = home.stat(&b).await.unwrap().unwrap().fingerprint;
     let third = put(home, &a, b"third", &attrs(0o644)).await;
     scribble(&bench, &b, b"theirs").await;
@@ -453,7 +453,7 @@ pub async fn an_interrupted_writer_is_followed_by_another(bench: Bench) {
     let reported = writer.sync().await.unwrap();
     let next = (home.part(first as u64, 1_000_000).end as usize).min(bytes.len());
     writer.write_at(first as u64, vec![bytes.slice(first..next)]).await.unwrap();
-    let _ = writer.sync().await.unwrap(); // and dies before it can tell
+    let _ = writer.sync().await.unwrap(); // and dies before its report
     drop(writer);
     let writer = home.open_write(&at, &ours(&reported)).await.unwrap();
     let mut offset = first;
@@ -462,7 +462,7 @@ pub async fn an_interrupted_writer_is_followed_by_another(bench: Bench) {
         writer.write_at(offset as u64, vec![bytes.slice(offset..end)]).await.unwrap();
         offset = end;
     }
-    // It dies after the end was reached, before it can tell: the next one does the end again.
+    // It dies after the end was reached, before its report: the next one finishes again.
     writer.finish(bytes.len() as u64, &attrs(0o600)).await.unwrap();
     drop(writer);
     let reported =
@@ -737,7 +737,7 @@ pub async fn a_change_in_the_middle_leaves_the_times_it_should(bench: Bench) {
     writer.write_at(1 << 20, vec![Bytes::from_static(b"in the middle")]).await.unwrap();
     let fingerprint = writer.finish(bytes.len() as u64, &attrs(0o644)).await.unwrap();
     drop(writer);
-    // Whatever is closed late.
+    // A file that is closed late.
     for _ in 0..100 {
         tokio::task::yield_now().await;
         let found = home.stat(&at).await.unwrap().unwrap();

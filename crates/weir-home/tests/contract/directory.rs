@@ -24,7 +24,7 @@ async fn a_link_at_home_never_leads_outside() {
     std::fs::write(outside.path().join("secret"), "not ours").unwrap();
     let d = home.make(&path("d"), &Make::Directory, &attrs(0o755)).await.unwrap();
     let f = put(&home, &path("d/secret"), b"ours", &attrs(0o644)).await;
-    // Somebody puts links where our directory and file were.
+    // A stranger puts links where our directory and file were.
     std::fs::remove_dir_all(dir.path().join("d")).unwrap();
     symlink(outside.path(), dir.path().join("d")).unwrap();
     symlink(outside.path().join("secret"), dir.path().join("l")).unwrap();
@@ -147,7 +147,7 @@ async fn a_name_kept_for_marks_is_not_touched_and_not_shown() {
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// None: this is not allowed here, and nobody insists.
+    /// None: this is not allowed here, and the test may be skipped.
     fn new() -> Option<SmallDisk> {
         let disk = SmallDisk(tempfile::tempdir().unwrap());
         let (image, at) = (disk.0.path().join("image"), disk.path());
@@ -203,7 +203,7 @@ async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
     let reader = home.open_read(&path("f"), &ours(&f)).await.unwrap();
     let read = reader.read_at(0, synced as usize).await.unwrap().concat();
     assert!(read.len() as u64 == synced && read.iter().all(|b| *b == 7));
-    // Nor is there room for names, once there are enough of them.
+    // Nor is there space for names, once there are enough of them.
     let mut n = 0;
     let fault = loop {
         match home.make(&path(format!("n{n}")), &Make::File, &attrs(0o644)).await {

@@ -36,12 +36,12 @@ fn program() -> Option<PathBuf> {
 }
 
 impl Service {
-    /// None: the program is not installed, and nobody insists.
+    /// None: the program is not installed, and the test may be skipped.
     pub fn start() -> Option<Service> {
         let program = program()?;
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("bucket")).unwrap();
-        // Somebody may take the port between our look and the server's: then another one.
+        // Another process may take the port between our check and the server's start: then another one.
         for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let mut server = Command::new(&program)
@@ -178,7 +178,7 @@ async fn a_rename_of_a_directory_that_was_cut_off_goes_on() {
     for n in 0..5 {
         put(&home, &path(format!("d/{n}")), b"bytes", &attrs(0o644)).await;
     }
-    // Two of its files are there already, the directory itself is not.
+    // Two of its files exist already, the directory itself does not.
     let moved = home.stat(&path("d/0")).await.unwrap().unwrap().fingerprint;
     home.make(&path("e"), &Make::Directory, &attrs(0o755)).await.unwrap();
     home.rename(&path("d/0"), &unchanged(&moved), &path("e/0"), None).await.unwrap();
@@ -205,7 +205,7 @@ async fn small_and_short_writes_make_the_right_file() {
         let bytes = vec![n as u8 + 1; len];
         let writer = home.open_write(&at, &unchanged(&fingerprint)).await.unwrap();
         writer.write_at(offset as u64, vec![Bytes::from(bytes.clone())]).await.unwrap();
-        // Told and not finished, and then more of the same part.
+        // Acknowledged and not finished, and then more of the same part.
         let reported = writer.sync().await.unwrap();
         drop(writer);
         let writer = home.open_write(&at, &unchanged(&reported)).await.unwrap();
@@ -219,7 +219,7 @@ async fn small_and_short_writes_make_the_right_file() {
     }
 }
 
-/// Uploads cost money until somebody ends them.
+/// Uploads cost money until they are aborted.
 #[tokio::test]
 async fn unreported_parts_of_a_removed_file_do_not_stay() {
     let Some(service) = Service::start() else { return };

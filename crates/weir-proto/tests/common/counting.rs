@@ -14,7 +14,7 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 fn note(bytes: isize) {
-    // Gone at the end of a thread: nobody measures there.
+    // Dropped at the end of a thread: no test measures there.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + bytes);
         PEAK.with(|peak| peak.set(peak.get().max(held.get())));

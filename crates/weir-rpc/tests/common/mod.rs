@@ -25,7 +25,7 @@ message!(
 );
 message!(Echoed { words: String });
 message!(
-    /// Answered when the test says so: see `Bench::release`.
+    /// Answered on the test's request: see `Bench::release`.
     Wait = 9002 by [Storage, Console] -> Echoed {}
 );
 message!(
@@ -167,7 +167,7 @@ pub struct Cluster {
     pub policy: Policy,
 }
 
-/// What the clocks of its nodes say, in seconds since 1970.
+/// The clocks of its nodes, in seconds since 1970.
 pub const NOW: u64 = 1_800_000_000;
 
 impl Cluster {
@@ -250,7 +250,7 @@ pub async fn read_frame(stream: &mut BoxStream) -> Option<(Header, Vec<u8>)> {
     Some((header, body))
 }
 
-/// The peer's last words before it closed, if it said any.
+/// The peer's last message before it closed, if it sent any.
 pub async fn last_words(env: &Env, stream: &mut BoxStream) -> Option<Error> {
     let words = async {
         let mut last = None;
