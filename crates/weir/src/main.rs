@@ -51,9 +51,8 @@ use failure::{Failure, Outcome};
 use std::process::ExitCode;
 use weir_proto::Error;
 
-/// Roles and mounts allocate on one thread and free on another all the time.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: weir_env::real::Allocator = weir_env::real::Allocator;
 
 fn main() -> ExitCode {
     end_quietly_on_a_closed_pipe();

@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod actor;
+mod allocator;
 mod commands;
 mod disk;
 mod local_socket;
@@ -22,6 +23,7 @@ use crate::{
     tasks::{Lane, LaneRunner, TaskRunner},
 };
 pub use actor::Actor;
+pub use allocator::Allocator;
 pub use commands::{COMMAND_BYTES, CommandEnd, CommandRing, Exchange, RingWaker};
 pub use pages::cached_bytes;
 pub use processors::{stay_nowhere, stay_on};
