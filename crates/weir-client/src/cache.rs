@@ -1,22 +1,22 @@
 //! Clean data of all inodes, within the memory budget; the least recently used goes first.
 //!
-//! Invariants: pieces of one inode never overlap; each piece's memory is charged to the budget. The caller
-//! decides whether a piece may be kept (a lease), and drops the inode's pieces when the lease ends.
+//! Invariants: chunks of one inode never overlap; each chunk's memory is charged to the budget. The caller
+//! decides whether a chunk may be kept (a lease), and drops the inode's chunks when the lease ends.
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use weir_proto::InodeId;
 
-/// The rest of a cut piece pins all of the piece's memory, so a rest smaller than this fraction of it is
-/// dropped.
+/// The rest of a truncated chunk pins all of the chunk's memory, so a rest smaller than this fraction of it
+/// is dropped.
 const KEPT_PART: usize = 16;
 
 /// A contiguous part of a file.
 struct Chunk {
     bytes: Bytes,
-    /// Shared by the rests of a cut piece: the memory is freed with the last of them. `None`: it charges
-    /// itself (a frozen write buffer).
+    /// Shared by the rests of a truncated chunk: the memory is freed with the last of them. `None`: it
+    /// charges itself (a frozen write buffer).
     charge: Option<Arc<Charge>>,
     /// Bytes of the memory that it pins.
     memory_bytes: usize,
@@ -28,7 +28,7 @@ struct Chunk {
 #[derive(Default)]
 pub struct Cache {
     inodes: BTreeMap<InodeId, BTreeMap<u64, Chunk>>,
-    /// Second-chance queue of pieces; may name pieces that are dropped already.
+    /// Second-chance queue of chunks; may name chunks that are dropped already.
     queue: VecDeque<(InodeId, u64)>,
     queue_max: usize,
 }
@@ -38,7 +38,7 @@ pub struct Cache {
 pub struct Found {
     pub offset: u64,
     pub bytes: Bytes,
-    /// The piece was prefetched and is read for the first time.
+    /// The chunk was prefetched and is read for the first time.
     pub was_ahead: bool,
 }
 
@@ -66,7 +66,7 @@ impl Cache {
     }
 
     /// Keeps `bytes` where nothing is cached yet. `charged`: the memory charges itself; otherwise it is
-    /// charged here, and not kept if the budget has no room even after older pieces were evicted.
+    /// charged here, and not kept if the budget has no space even after older chunks were evicted.
     pub fn insert(
         &mut self,
         ino: InodeId,
@@ -95,7 +95,7 @@ impl Cache {
         self.queue.push_back((ino, at));
     }
 
-    /// Drops names of pieces that are gone, so that these do not accumulate.
+    /// Drops names of chunks that are gone, so that these do not accumulate.
     fn shorten_queue(&mut self) {
         let chunks: usize = if self.queue.len() > self.queue_max {
             self.inodes.values().map(BTreeMap::len).sum()
@@ -120,7 +120,7 @@ impl Cache {
         }
     }
 
-    /// Parts of `start..end` without a piece.
+    /// Parts of `start..end` without a chunk.
     fn gaps(&self, ino: InodeId, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut at = start;
@@ -140,7 +140,7 @@ impl Cache {
         gaps
     }
 
-    /// Drops the oldest piece that was not used since it was last inspected. False: the cache is empty.
+    /// Drops the oldest chunk that was not used since it was last inspected. False: the cache is empty.
     pub fn evict_one(&mut self) -> bool {
         while let Some((ino, at)) = self.queue.pop_front() {
             let Some(chunks) = self.inodes.get_mut(&ino) else { continue };
@@ -158,7 +158,7 @@ impl Cache {
         false
     }
 
-    /// Drops `start..end`: it was changed. The rest of a piece on either side stays, unless it is a small
+    /// Drops `start..end`: it was changed. The rest of a chunk on either side stays, unless it is a small
     /// part of the memory that it pins: a program that changes a file here and there still reads the rest of
     /// it from memory.
     pub fn remove(&mut self, ino: InodeId, start: u64, end: u64) {
@@ -260,7 +260,7 @@ mod tests {
                     model[at as usize..(at + len) as usize].fill(None);
                     let left = cache.get(INO, 0, 256);
                     prop_assert!(left.iter().all(|f| f.offset + f.bytes.len() as u64 <= at || f.offset >= at + len));
-                    // A cut piece may be dropped as a whole.
+                    // A truncated chunk may be dropped as a whole.
                     let mut kept = vec![None; 256];
                     for f in left {
                         for (i, b) in f.bytes.iter().enumerate() {

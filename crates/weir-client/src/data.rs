@@ -33,8 +33,8 @@ use weir_proto::{
 };
 use weir_rpc::{Answered, Payload};
 
-/// One target may take this long for one call before the coordinator is asked to judge it: a loaded disk does
-/// a group commit of many fragments in well under a second.
+/// One target may take this long for one call before the coordinator is asked to evaluate it: a loaded disk
+/// does a group commit of many fragments in well under a second.
 const CALL_PATIENCE: Duration = Duration::from_secs(5);
 /// The wait for a group that lacks members which do not return by themselves (failed disks), counted from its
 /// last change. Later callers get the error at once. A call waits for members that are only away until its

@@ -338,7 +338,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes bytes (or zeros) as overlays, all pieces in parallel.
+    /// Writes bytes (or zeros) as overlays, all segments in parallel.
     pub async fn overlay_range(
         &self,
         to: WriteTarget,

@@ -16,7 +16,7 @@ use weir_proto::meta::{Cred, LeaseKind};
 use weir_proto::recall::{Evict, Evicted};
 use weir_proto::{Error, ErrorKind, NameRule, Result};
 
-/// Work that waits for the end of an eviction looks again at this interval, even without a notification.
+/// Work that waits for the end of an eviction checks again at this interval, even without a notification.
 const POLL: Duration = Duration::from_millis(50);
 /// An eviction whose token epoch has changed is retried.
 const TRIES: u32 = 3;

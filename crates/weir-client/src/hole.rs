@@ -1,4 +1,4 @@
-//! Whether a cell was never written, or its data is lost: judged from the reports of its stripe's members.
+//! Whether a cell was never written, or its data is lost: decided from the reports of its stripe's members.
 //!
 //! All members know of a stripe that is written whole; the cell's own target and all parity targets know of
 //! an overlay. So m + 1 members without a record are more than may have lost it; fewer prove nothing, and any

@@ -68,9 +68,9 @@ impl State {
 /// The result of one try to read.
 enum Read {
     Done(Vec<Bytes>),
-    /// Offline bytes were recalled: look again.
+    /// Offline bytes were recalled: check again.
     CameBack,
-    /// Bytes were evicted or moved during the read: look again.
+    /// Bytes were evicted or moved during the read: check again.
     Moved,
     /// The read is for pages, and the lease that these need was revoked: ask again.
     Unleased,

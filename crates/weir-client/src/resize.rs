@@ -1,7 +1,7 @@
 //! Sizes and space of a file: truncation, reserved space, zeroed ranges.
 //!
 //! Invariant: a truncation or a zeroed range at the same time as a write fences the write, or is fenced by it
-//! and looks at the file again.
+//! and reads the file again.
 use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::direct::WriteTarget;
 use crate::inner::{Inner, OpenFile, layout_of};

@@ -22,7 +22,7 @@ use weir_proto::{Error, ErrorKind, NameRule, Result};
 const EXTENTS_MAX: usize = 512;
 /// Bytes accepted at once on the slow path, so that a large write needs little memory at a time.
 const STEP_BYTES: usize = 1 << 20;
-/// A writer that waits for memory looks again at this interval, even without a notification.
+/// A writer that waits for memory checks again at this interval, even without a notification.
 const MEMORY_POLL: Duration = Duration::from_millis(50);
 /// A fenced zeroing is retried this number of times, after pauses that double; a write as long as there is
 /// time, after pauses that double this number of times.
@@ -235,7 +235,7 @@ impl Inner {
     }
 
     /// Acquires the preconditions of a write: the lease, the evicted bytes, the inline bytes, a clean tail. A
-    /// client that gets the Write lease meanwhile fences the work for that; then the file is looked at again.
+    /// client that gets the Write lease meanwhile fences the work for that; then the file is read again.
     pub async fn prepare_write(&self, inode: &Arc<Inode>, offset: Option<u64>, len: usize) -> Result<Way> {
         let mut fences = self.fences();
         loop {

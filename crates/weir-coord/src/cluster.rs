@@ -430,10 +430,10 @@ impl Cluster {
 }
 
 impl Shared {
-    /// Looks for another leading coordinator when this one is silent.
+    /// Searches for another leading coordinator when this one is silent.
     pub fn find_another(&self) {
         let coordinator = self.coordinator.clone();
-        self.env.tasks.spawn("look for another coordinator", async move {
+        self.env.tasks.spawn("find another coordinator", async move {
             if coordinator.find_another(FIND_PATIENCE).await {
                 tracing::info!("another coordinator answers in the place of a silent one");
             }

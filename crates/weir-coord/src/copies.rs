@@ -33,8 +33,8 @@ pub fn change_of_copies(call: &Call) -> Result<Option<(NodeId, CopyChange)>> {
 }
 
 impl Cluster {
-    /// Offers this node's directory for a copy of a namespace. `Unavailable`: all copies that are wanted have
-    /// a node. `Denied`: it is not the namespace's directory, or an old copy that no member can fill.
+    /// Announces this node's directory for a copy of a namespace. `Unavailable`: all copies that are wanted
+    /// have a node. `Denied`: it is not the namespace's directory, or an old copy that no member can fill.
     pub async fn keep_copy(
         &self,
         namespace: NamespaceId,

@@ -188,7 +188,7 @@ impl Shared {
 
     fn start_probe(self: &Arc<Shared>, node: NodeId, target: TargetId) {
         if self.links.begin_probe(node, self.env.clock.now()) {
-            self.env.tasks.spawn("look at a link", probe_link(self.clone(), node, target));
+            self.env.tasks.spawn("probe a link", probe_link(self.clone(), node, target));
         }
     }
 

@@ -40,7 +40,7 @@ pub struct Member {
     /// The connection of its `Join`.
     pub connection: u64,
     pub presence: Presence,
-    /// Targets that it offered; its other targets in the map are missing.
+    /// Targets that it announced; its other targets in the map are missing.
     pub serves: BTreeSet<TargetId>,
 }
 
@@ -302,7 +302,7 @@ impl Members {
         target.last.position = target.last.position.max(reported);
     }
 
-    /// Records an offered target in the map, and checks whether it still has its data.
+    /// Records an announced target in the map, and checks whether it still has its data.
     fn record_target(&mut self, map: &mut ClusterMap, node: NodeId, announced: &AnnouncedTarget) -> TargetId {
         let history = &announced.history;
         let seen = |before| RunSeen { run: next_run(before, history), position: history.position };
@@ -363,7 +363,7 @@ impl Members {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Admitted {
     pub node: NodeId,
-    /// In the order of the offer.
+    /// In the order of the announcement.
     pub targets: Vec<TargetId>,
 }
 

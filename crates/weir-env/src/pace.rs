@@ -1,14 +1,14 @@
 //! Decides whether blocking work is fast enough to run in place; only the decision.
 //!
-//! A moving average of the durations of the last pieces of work, in place or elsewhere. A single slow one is
+//! A moving average of the durations of the last tasks, in place or elsewhere. A single slow one is
 //! an outlier and changes nothing; work that stays slow moves to other threads, and returns when it is fast
 //! again.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// The newest piece has a weight of 1/8.
+/// The newest task has a weight of 1/8.
 const WEIGHT: u64 = 8;
-/// A piece counts as at most this multiple of the limit: a single outlier on a disk that is otherwise fast
+/// A task counts as at most this multiple of the limit: a single outlier on a disk that is otherwise fast
 /// does not reach it.
 const COUNTED_LIMITS: u32 = 6;
 
@@ -23,7 +23,7 @@ impl Pace {
         Pace { limit, mean_ns: AtomicU64::new(0) }
     }
 
-    /// Records the duration of a piece. Of two concurrent ones one may be lost: then the average has one
+    /// Records the duration of a task. Of two concurrent ones one may be lost: then the average has one
     /// less.
     pub fn took(&self, took: Duration) {
         let took = took.min(self.limit * COUNTED_LIMITS).as_nanos() as u64;
@@ -44,7 +44,7 @@ mod tests {
     const FAST: Duration = Duration::from_micros(60);
     const SLOW: Duration = Duration::from_millis(2);
 
-    /// The number of pieces that run in place.
+    /// The number of tasks that run in place.
     fn here(pace: &Pace, tasks: impl IntoIterator<Item = Duration>) -> usize {
         let one = |took| {
             let here = pace.is_quick();

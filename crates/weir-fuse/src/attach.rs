@@ -123,7 +123,7 @@ pub fn preflight(path: &Path) -> Result<()> {
             let error = Error::not_found(format!("the mount point {} does not exist", path.display()));
             return Err(hinted(error, format!("create it: mkdir -p {}", path.display())));
         }
-        checked => checked.doing(format_args!("look at the mount point {}", path.display()))?,
+        checked => checked.doing(format_args!("stat the mount point {}", path.display()))?,
     };
     if !meta.is_dir() {
         let error = Error::invalid(format!("the mount point {} is not a directory", path.display()));

@@ -27,7 +27,7 @@ mod directories;
 mod names;
 mod opens;
 
-/// Requests that the kernel may have in flight in the background (read-ahead, direct I/O pieces).
+/// Requests that the kernel may have in flight in the background (read-ahead, direct I/O parts).
 const BACKGROUND_MAX: u16 = 128;
 
 impl Mounted {

@@ -83,7 +83,7 @@ impl Table {
         let mut places = self.places();
         let (known, count) = places.entry(number).or_insert((place, 0));
         if *known != place {
-            return Err(Error::io("two things of snapshots have the same number: look at one of them later"));
+            return Err(Error::io("two objects of snapshots have the same number: open one of them later"));
         }
         *count += 1;
         Ok(INodeNo(number))

@@ -162,8 +162,8 @@ pub trait Home: Send + Sync + 'static {
 
     // ---- data
 
-    /// The range that a piece of a file at `offset` should have to suit this home, of about `bytes_wanted`.
-    /// Only the last piece of a file may be shorter.
+    /// The range that a part of a file at `offset` should have to suit this home, of about `bytes_wanted`.
+    /// Only the last part of a file may be shorter.
     fn part(&self, offset: u64, bytes_wanted: u64) -> Range<u64>;
 
     /// Opens a file to write. `Expect::Unchanged` if it was not written since that fingerprint;

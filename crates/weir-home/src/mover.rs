@@ -40,7 +40,7 @@ pub(crate) use names::{expect, join_all};
 const ITEMS_MAX: usize = 2048;
 /// Limit on those requested or reported in one message.
 const REPORTED_MAX: usize = 256;
-/// Bytes of ranges requested in one message. They are read piece by piece: this is not memory.
+/// Bytes of ranges requested in one message. They are read part by part: this is not memory.
 const ASKED_MAX: u64 = 512 << 20;
 /// How long a request for work waits at the leader.
 const WAIT: Duration = Duration::from_secs(2);

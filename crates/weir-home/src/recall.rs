@@ -14,7 +14,7 @@ use weir_proto::{Error, Result};
 
 /// Bytes read at a time, at least.
 const PART_BYTES: u64 = 4 << 20;
-/// How often a file that movers write meanwhile is reopened for one piece of it.
+/// How often a file that movers write meanwhile is reopened for one part of it.
 const OPENED_AGAIN_MAX: usize = 8;
 
 /// A block of a receipt: range and checksum of the bytes that were shipped.

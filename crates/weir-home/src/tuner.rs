@@ -3,7 +3,7 @@
 //! The number of streams is found by measurement: it starts at a value for the home's round trip, is doubled
 //! while the rate grows by more than the noise, and is then changed in smaller steps in both directions; its
 //! neighbours are tried again at intervals, because homes and loads change. Small files are packed: several
-//! count as one stream if the home allows it. The window is the rate times the shortest time of a piece: a
+//! count as one stream if the home allows it. The window is the rate times the shortest time of a part: a
 //! larger one brings no gain, and other clients' writes wait behind it. Pure.
 use std::time::Duration;
 use weir_proto::MIB;
@@ -19,15 +19,15 @@ const START_STEP: Duration = Duration::from_millis(4);
 const PACKED_MAX: usize = 16;
 /// A file of this size is a stream of its own.
 const PACKED_BYTES: u64 = MIB;
-/// Two streams, and one piece of each is read while another one is written; then the most that a mover may
+/// Two streams, and one part of each is read while another one is written; then the most that a mover may
 /// have in memory.
 const WINDOW_MIN: u64 = 4 * RECEIPT_BLOCK;
 const WINDOW_MAX: u64 = 64 * RECEIPT_BLOCK;
-/// Each range of at least a piece is synced when it is written.
+/// Each range of at least a part is synced when it is written.
 const EXTENT_BYTES: u64 = RECEIPT_BLOCK;
 /// The cost of a file in addition to its bytes, as bytes: it makes rates of large and small files comparable.
 pub const FILE_WORK: u64 = 64 << 10;
-/// The shortest time of a piece grows by this factor with each measurement, until it is measured again: homes
+/// The shortest time of a part grows by this factor with each measurement, until it is measured again: homes
 /// change.
 const FORGET: f64 = 1.02;
 /// A relative change of the rate below this is noise.
@@ -55,7 +55,7 @@ pub struct Choice {
 pub struct Tuner {
     streams: usize,
     window_bytes: u64,
-    /// The recent shortest time of a piece.
+    /// The recent shortest time of a part.
     part_took: Option<Duration>,
     most: usize,
     /// Given, and not tuned.
@@ -100,8 +100,8 @@ impl Tuner {
         self.fixed.unwrap_or(Choice { streams, window_bytes, extent_bytes: EXTENT_BYTES })
     }
 
-    /// Pieces took this long, each, from read to write, at this rate of bytes written home. The window
-    /// becomes twice the bytes in flight, if pieces do not wait behind others of ours.
+    /// Parts took this long, each, from read to write, at this rate of bytes written home. The window
+    /// becomes twice the bytes in flight, if parts do not wait behind others of ours.
     pub fn part_took(&mut self, took: Duration, bytes_per_s: f64) {
         let least = self.part_took.map_or(took, |least| least.mul_f64(FORGET).min(took));
         self.part_took = Some(least);
@@ -324,7 +324,7 @@ mod tests {
             prop_assert!(window == WINDOW_MAX || window as f64 + 1.0 >= 2.0 * rate * took_ms as f64 / 1e3);
         }
 
-        /// Pieces that wait behind others of ours take longer: that must not enlarge the window.
+        /// Parts that wait behind others of ours take longer: that must not enlarge the window.
         #[test]
         fn a_window_does_not_grow_by_what_it_holds_up(took_ms in 100u64..1000) {
             let mut tuner = Tuner::new(16);

@@ -229,7 +229,7 @@ impl Inner {
     }
 
     async fn fingerprint_now(&self, path: &HomePath, ino: InodeId) -> Outcome<Fingerprint> {
-        let stat = self.client.getattr(ino).await.map_err(|e| fault("look at", path, e))?;
+        let stat = self.client.getattr(ino).await.map_err(|e| fault("stat", path, e))?;
         Ok(fingerprint_of(&stat.attr))
     }
 

@@ -14,7 +14,7 @@ pub trait Copies: Send + Sync + 'static {
     /// meanwhile.
     fn append(&self, seq: CommitSeq, body: &[u8]);
     /// All required copies keep the records up to this one. When it grows, [`crate::Engine::settle`] is
-    /// called. A copy may become required only when it keeps all records that were offered until then.
+    /// called. A copy may become required only when it keeps all records that were appended until then.
     fn kept(&self) -> CommitSeq;
 }
 

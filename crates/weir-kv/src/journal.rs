@@ -27,7 +27,7 @@ const QUEUED_BYTES_MAX: usize = 8 << 20;
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Longest flush in place on a thread that has other work: ten times the sync of an NVMe disk.
 const FLUSH_HERE_MAX: Duration = Duration::from_micros(500);
-/// Zeros are written in pieces of this size.
+/// Zeros are written in parts of this size.
 const ZEROS_BYTES: usize = 1 << 20;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

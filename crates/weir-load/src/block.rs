@@ -1,13 +1,13 @@
-//! Self-describing bytes: an object's content is a seeded pattern, and each 4 KiB of it begins with a stamp
+//! Self-describing bytes: an object's content is a seeded pattern, and each 4 KiB of it begins with a header
 //! of object, offset and seed. So a block that is stale, misplaced, torn or of another object is detected.
 //!
 //! Filling is slow and is done before the clock starts; stamping a filled buffer for another object writes 32
 //! bytes per 4 KiB.
 
-/// A stamp is at every multiple of this from an object's start.
+/// A header is at every multiple of this from an object's start.
 pub(crate) const BLOCK: usize = 4096;
 const HEADER_BYTES: usize = 32;
-/// The pattern repeats after this: longer than any cell, so that swapped cells differ even without stamps.
+/// The pattern repeats after this: longer than any cell, so that swapped cells differ even without headers.
 const PATTERN_BYTES: usize = (8 << 20) + BLOCK;
 const MAGIC: u64 = 0x5745_4952_4c4f_4144;
 
@@ -60,7 +60,8 @@ impl Pattern {
         self.write_headers(object, offset, buf);
     }
 
-    /// Restamps a buffer that was filled for an offset with the same pattern for `object`, `offset`.
+    /// Rewrites the headers of a buffer that was filled for an offset with the same pattern for `object`,
+    /// `offset`.
     pub(crate) fn write_headers(&self, object: u64, offset: u64, buf: &mut [u8]) {
         for (i, block) in buf.chunks_mut(BLOCK).enumerate() {
             let n = block.len().min(HEADER_BYTES);

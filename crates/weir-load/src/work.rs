@@ -36,7 +36,7 @@ pub(crate) struct Outcome {
     pub(crate) backlog_max: u64,
     /// Operations that returned an error and were counted instead of ending the run.
     pub(crate) failed: u64,
-    /// Pieces that were missing or wrong.
+    /// Parts that were missing or wrong.
     pub(crate) bad: u64,
     pub(crate) first_bad: Option<String>,
 }
@@ -205,7 +205,8 @@ impl Stream {
     fn write(&self, gate: Gate<'_>) -> Result<Outcome> {
         let io = |doing: &'static str| move |e: io::Error| failed(doing, &self.path, &e);
         let pattern = Pattern::new(self.seed);
-        // One buffer for each position in the pattern's period: in the measured time only stamps are written.
+        // One buffer for each position in the pattern's period: in the measured time only headers are
+        // written.
         let mut buffers: Vec<Buf> = Vec::new();
         for n in 0..self.buffer_count() {
             let mut buf = touched(self.io_bytes as usize);

@@ -51,7 +51,7 @@ pub struct Grants<'a> {
     pub first: bool,
     /// Operations that wait for this inode may be retried.
     pub woken: Option<InodeId>,
-    /// A directory that a client looks at.
+    /// A directory that a client reads.
     pub shown: Option<InodeId>,
 }
 
@@ -67,7 +67,7 @@ impl Grants<'_> {
             entry.lease.kind = self.leases.grant_read(self.session, ino);
         }
     }
-    /// A directory that a client looks at.
+    /// A directory that a client reads.
     pub fn directory(&mut self, dir: InodeId, lease: &mut Lease) {
         self.shown = Some(dir);
         let contended = self.contended.get(&dir).is_some_and(|until| self.now < *until);

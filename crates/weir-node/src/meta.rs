@@ -1,7 +1,7 @@
 //! A metadata node: one directory of a namespace, which leads or keeps a copy, as decided by the coordinator.
 //!
 //! A namespace that never had copies is led by the node with its directory. With copies, the map names the
-//! leader: this node follows the map, and offers its directory at its start or after it was left out.
+//! leader: this node follows the map, and announces its directory at its start or after it was left out.
 use crate::audit::Audit;
 use crate::audited::{Audited, of_volume, refused_by_rule};
 use crate::exports::{Exported, Exports, WithExports};
@@ -34,7 +34,7 @@ use weir_proto::volume::Policy;
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
 use weir_rpc::{Server, Service};
 
-/// Interval of offers of a directory that is refused for now, of attempts to lead, and of checks of the
+/// Interval of announces of a directory that is refused for now, of attempts to lead, and of checks of the
 /// store.
 const ANNOUNCE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -87,7 +87,7 @@ impl Drop for Leads {
 enum Part {
     /// No change.
     Stays,
-    /// Its directory has no place, or must be offered first with its number of changes.
+    /// Its directory has no place, or must be announced first with its number of changes.
     Announces,
     Follows,
     Leads(NamespaceId, JournalGroup<NodeId>),
@@ -280,7 +280,7 @@ impl MetaNode {
         }
     }
 
-    /// Offers the directory. True: it is refused for now.
+    /// Announces the directory. True: it is refused for now.
     async fn announce(&self) -> Result<bool> {
         let map = self.cluster.map();
         let entry = map.namespaces.iter().find(|entry| entry.uuid == self.own.uuid);
@@ -379,7 +379,7 @@ impl MetaNode {
         served
     }
 
-    /// Ends the lead: no client gets an answer any more, and clients look for the node that leads.
+    /// Ends the lead: no client gets an answer any more, and clients search for the node that leads.
     fn leave_lead(&self) {
         if self.leads().take().is_none() {
             return;

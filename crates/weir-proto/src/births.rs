@@ -1,7 +1,7 @@
 //! Files that a client creates and removes by itself in a directory whose names it has to itself, and how the
 //! leader learns of that: of many at once.
 //!
-//! A client with a Write lease on a directory is the only one that looks at or changes the names in it. It
+//! A client with a Write lease on a directory is the only one that reads or changes the names in it. It
 //! answers creates at once, with inode numbers that were reserved for it, and removals of files that it has a
 //! Write lease on; it sends them in batches. A batch is one change: it is carried out as a whole, or not at
 //! all.

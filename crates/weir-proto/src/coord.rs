@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub const LINK_REPORT_MS: u64 = 2000;
 
 message!(
-    /// A target directory that a storage role offers.
+    /// A target directory that a storage role announces.
     AnnouncedTarget { uuid: DiskUuid, pool: String, capacity: u64, history: TargetHistory }
 );
 message!(

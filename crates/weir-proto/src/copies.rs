@@ -79,8 +79,8 @@ message!(
 );
 
 message!(
-    /// To the coordinator: the number of nodes that keep the namespace. Nodes that offer themselves take the
-    /// places.
+    /// To the coordinator: the number of nodes that keep the namespace. Nodes that announce themselves take
+    /// the places.
     SetCopies = 80 by [Console] -> MapReply {
         namespace: String,
         /// 1 to [`COPIES_MAX`]; 0: all are lost, and the namespace will be restored from an export.

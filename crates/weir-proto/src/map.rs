@@ -271,7 +271,7 @@ message!(
     /// The copies of a namespace that has, or had, more than its leader's. They use the leader's epoch.
     NamespaceCopies {
         namespace: NamespaceId,
-        /// The configured number: nodes that offer themselves take the free places.
+        /// The configured number: nodes that announce themselves take the free places.
         wanted: u8,
         members: Vec<NamespaceCopy>,
     }

@@ -15,7 +15,7 @@ pub use crate::home_rule::{HomeIds, IdMapping, URL_MAX};
 pub const RELATION_NAME_MAX: usize = 64;
 /// Changes in one reply to `ReadChanges`.
 pub const CHANGES_MAX: u32 = 4096;
-/// Longest extent in one piece of work, in bytes. Not a setting: a mover sends it in smaller pieces anyway.
+/// Longest extent in one assignment, in bytes. Not a setting: a mover sends it in smaller parts anyway.
 pub const EXTENT_MAX: u64 = 64 << 20;
 
 /// A relation of a namespace.
@@ -145,7 +145,7 @@ message!(
 );
 /// The limiting factor of a mover that waits because of a bandwidth limit: `LeaseWork::limited_by`.
 pub const BANDWIDTH_LIMIT: &str = "its bandwidth limit";
-/// The lowest limit of bytes per second: a piece takes minutes already.
+/// The lowest limit of bytes per second: an assignment takes minutes already.
 pub const BYTES_PER_S_MIN: u64 = 16 << 10;
 message!(
     /// As `RelationAdd`, with rules from the start. Refused for a relation that imports or mirrors its home,

@@ -1,7 +1,7 @@
 //! A volume and its home: which mover gets which bytes of which file, and when.
 //!
 //! `file_state` has the states of a file and the table of their transitions, `files` the present state of
-//! each file that movers have work on. `dirty` has the bytes that home lacks, `parts` the pieces in which
+//! each file that movers have work on. `dirty` has the bytes that home lacks, `parts` the parts in which
 //! home accepts them, `next_work` the ranges that a mover gets of a file. `ready` has the files to check
 //! next, `orphans` the files whose writer died, `listings` the directories to read at home.
 //!

@@ -61,7 +61,7 @@ impl Orphans {
         self.next.is_some()
     }
 
-    /// Files that were just found to be written, to be looked at now.
+    /// Files that were just found to be written, to be checked now.
     pub fn take_new(&mut self) -> Vec<InodeId> {
         let mut taken = Vec::new();
         while taken.len() < SCAN_MAX
@@ -76,7 +76,7 @@ impl Orphans {
         self.out.retain(|_, session| *session != mover);
     }
 
-    /// Whether a scan has anything to look at.
+    /// Whether a scan has anything to check.
     pub fn is_due(&self) -> bool {
         self.begin_scan().is_some() || !self.new.is_empty()
     }

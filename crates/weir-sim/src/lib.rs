@@ -464,7 +464,7 @@ async fn verify_from_all_sides(
     }
     verify(cluster, work, versions, "after everything healed").await?;
     if let Some(home) = &work.context.home {
-        let reader = cluster.admin("looks at home").await?;
+        let reader = cluster.admin("reads at home").await?;
         home.verify(&reader).await.map_err(|e| e.doing("home, after everything healed"))?;
         reader.shutdown().await?;
     }

@@ -24,7 +24,7 @@ pub struct Extent {
 pub struct Geometry {
     /// Size of one slab file; a multiple of `step_bytes`.
     pub slab_bytes: u64,
-    /// Space is taken from and returned to the file system in pieces of this size.
+    /// Space is taken from and returned to the file system in parts of this size.
     pub step_bytes: u64,
 }
 

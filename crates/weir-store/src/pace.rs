@@ -153,7 +153,7 @@ mod tests {
         fn new() -> Disk {
             Disk { pace: Pace::default(), now: Instant(1), paused: Duration::ZERO }
         }
-        /// A second in which a client writes every 10 ms, and `copied` bytes are copied in as many pieces.
+        /// A second in which a client writes every 10 ms, and `copied` bytes are copied in as many parts.
         fn second(&mut self, write: Option<Duration>, copied: u64) {
             self.paused = Duration::ZERO;
             for _ in 0..100 {

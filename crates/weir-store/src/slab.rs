@@ -46,7 +46,7 @@ pub struct Slabs {
     read_frequency: Mutex<ReadFrequency>,
     /// Held while steps are taken from the file system or returned to it: for as long as a disk hangs.
     stepping: Mutex<()>,
-    /// Never held during disk work: heartbeats look at it.
+    /// Never held during disk work: heartbeats read it.
     space: Mutex<SpaceState>,
     /// None: nothing is counted.
     traffic: Option<Arc<Traffic>>,
@@ -466,7 +466,7 @@ impl SpaceState {
             if *seq > durable || *barrier > oldest_read {
                 break;
             }
-            let (_, _, extents) = self.dropped.pop_front().expect("looked at");
+            let (_, _, extents) = self.dropped.pop_front().expect("just seen");
             for extent in extents {
                 self.dropped_bytes -= u64::from(extent.len);
                 self.map.free(extent);

@@ -62,7 +62,7 @@ pub fn load(file: &Path, policy: Policy) -> Outcome<Own> {
 
 fn read(file: &Path) -> Outcome<Credentials> {
     let mut opened = std::fs::File::open(file).doing("open it")?;
-    let metadata = opened.metadata().doing("look at it")?;
+    let metadata = opened.metadata().doing("stat it")?;
     if metadata.mode() & 0o077 != 0 {
         let error = Error::denied(format!(
             "it has mode {:04o}: others can read the private key",

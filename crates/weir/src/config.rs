@@ -279,7 +279,7 @@ fn wrong_line(name: &str, text: &str, e: &toml::de::Error) -> Failure {
     let message = e.message().lines().next().unwrap_or("cannot be read");
     let place = if key.is_empty() { String::new() } else { format!(" {key}:") };
     let error = Error::invalid(format!("{name}:{line_number}:{place} {message}"));
-    // "unknown field `x`, expected one of `a`, `b`": every second piece is a quoted word.
+    // "unknown field `x`, expected one of `a`, `b`": every second part is a quoted word.
     let mut quoted = message.split('`').skip(1).step_by(2);
     let known = quoted.next().and_then(|unknown| did_you_mean(unknown, quoted));
     Failure::new(

@@ -132,8 +132,8 @@ mod tests {
 
     #[test]
     fn a_hint_inside_a_nodes_refusal_is_printed_as_a_hint() {
-        let failure = Failure::from(Error::denied("the target is of another cluster; hint: look at it"));
-        assert_eq!(failure.to_string(), "error: the target is of another cluster\nhint: look at it");
+        let failure = Failure::from(Error::denied("the target is of another cluster; hint: check it"));
+        assert_eq!(failure.to_string(), "error: the target is of another cluster\nhint: check it");
         let failure = Failure::new(Error::not_found("no pool (hint: there are (only) two)"), "try another");
         assert_eq!(failure.to_string(), "error: no pool\nhint: there are (only) two");
         let failure = Failure::from(Error::unsupported("no certificates; hint: found it anew (`weir init`)"));
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_dead_mount_is_named_with_its_remedy() {
         let dead = std::io::Error::from_raw_os_error(rustix::io::Errno::NOTCONN.raw_os_error());
-        let failure = Doing::doing(Err::<(), _>(dead), "look at /mnt/f").unwrap_err();
+        let failure = Doing::doing(Err::<(), _>(dead), "stat /mnt/f").unwrap_err();
         assert_eq!(failure.kind(), ErrorKind::Unavailable);
         assert!(failure.to_string().contains("weir unmount"), "{failure}");
     }

@@ -225,7 +225,7 @@ impl Homes {
                     check_outside(&at, cluster)?;
                     user.as_deref().map_or(Ok(None), actor)
                 };
-                let run_as = lane.run("look where it is", &[], resolve).await?;
+                let run_as = lane.run("check where it is", &[], resolve).await?;
                 #[rustfmt::skip]
                 let config =
                     FileHomeConfig { path, relation, is_new, only_reads, ids, only_of, below, run_as, limits };

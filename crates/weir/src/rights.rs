@@ -19,7 +19,7 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
 /// Drops all others. To be called before the process has threads: each has rights of its own.
 pub fn keep_movers_rights() -> Outcome<()> {
     rustix::thread::set_no_new_privs(true).doing("give up the right to new privileges")?;
-    let own = rustix::thread::capabilities(None).doing("look at this process's rights")?;
+    let own = rustix::thread::capabilities(None).doing("read this process's rights")?;
     for one in CapabilitySet::all().iter().filter(|one| !KEPT.contains(*one)) {
         // Best effort: a process without permission for this has no rights to pass to programs either.
         let _ = rustix::thread::remove_capability_from_bounding_set(one);

@@ -19,7 +19,7 @@ pub async fn find(client: &Client, path: &str) -> Outcome<InodeId> {
             return Err(Failure::new(Error::invalid(format!("{path:?} has .. in it")), hint));
         }
         let found = client.lookup(&cred, dir, name.as_bytes()).await;
-        let found = found.map_err(|e| Failure::from(e).doing(format_args!("look for {walked}")))?;
+        let found = found.map_err(|e| Failure::from(e).doing(format_args!("find {walked}")))?;
         let Some(found) = found else {
             return Err(Failure::new(Error::not_found(format!("the file system has no {walked}")), hint));
         };

@@ -46,7 +46,7 @@ SystemCallErrorNumber=EPERM
 pub fn write(env: &Env, config: &Path, node: &str, role: &str) -> Outcome<PathBuf> {
     let program = std::env::current_exe().doing("find this program")?;
     let file = config.with_file_name(format!("weir-{node}-{role}.service"));
-    let owner = std::fs::metadata(config).doing(format_args!("look at {}", config.display()))?.uid();
+    let owner = std::fs::metadata(config).doing(format_args!("stat {}", config.display()))?.uid();
     let run = Run { program: quoted(&program), config: quoted(config), node, role, owner };
     env.disk.write_atomic(&file, run.text().as_bytes()).doing(format_args!("write {}", file.display()))?;
     Ok(file)

@@ -118,7 +118,7 @@ fn rows_that_cannot_be_compared_are_refused_by_name() {
     fs::write(&file, "x").unwrap();
     let missing = two.join("missing");
     for (words, code, said) in [
-        (vec![path(&one), path(&missing)], 3, format!("look at {}", missing.display())),
+        (vec![path(&one), path(&missing)], 3, format!("stat {}", missing.display())),
         (vec![path(&file)], 2, format!("{} is not a directory", file.display())),
         (vec![path(&one), "--base", path(&two)], 2, format!("--base {} is none", two.display())),
         (vec![path(&one), "--size", "1000TB"], 6, "choose a smaller --size".into()),

@@ -154,7 +154,7 @@ fn wrong_input_gets_a_message_that_helps() {
             &["does not answer at tcp:127.0.0.1:1: nothing listens there", "hint:"],
             &["GetMap", "os error", "failed"],
         ),
-        (&["file", "state", &new], 3, &[&format!("look at {new}: No such file")], &["ask about"]),
+        (&["file", "state", &new], 3, &[&format!("stat {new}: No such file")], &["ask about"]),
         (&["volume", "create", "v", "--bytes", "10XB"], 2, &["is not a size", "or none"], &[]),
         (&["volume", "admin", "v", "--owner", "nobody-is-called-so"], 2, &["knows no user"], &["digit"]),
         (&["volume", "admin", "v", "--owner", "99999999999"], 2, &["99999999999 is not a user"], &[".."]),

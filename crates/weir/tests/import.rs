@@ -86,7 +86,7 @@ fn a_volume_made_from_a_directory_shows_and_reads_what_is_there() {
     assert_eq!(relation["conflicts"].as_array().map(Vec::len), Some(0), "{relation:#}");
     let kept =
         bench.try_run_weir(&["volume", "create", "again", "--from", "file:///nowhere/at/all", "--evict"]);
-    assert!(kept.status.success(), "home is looked at by movers: {}", text(&kept.stderr));
+    assert!(kept.status.success(), "movers check the home: {}", text(&kept.stderr));
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_stopped_target_is_why_a_write_waits() {
     let stopped = cluster.stop("storage-2");
     let said = wait_why(&cluster, "slow", &["storage-2"]);
     assert!(
-        said.contains("to do: look at the process of storage-2") || said.contains("starts it again"),
+        said.contains("to do: check the process of storage-2") || said.contains("starts it again"),
         "{said}"
     );
     drop(stopped);

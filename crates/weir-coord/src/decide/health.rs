@@ -1,4 +1,4 @@
-//! Health: whether a node is up, judged from its connection and its heartbeats.
+//! Health: whether a node is up, derived from its connection and its heartbeats.
 use std::time::Duration;
 use weir_env::Instant;
 

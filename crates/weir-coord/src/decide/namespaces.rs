@@ -1,6 +1,6 @@
 //! Which nodes keep copies of a namespace, and which of them leads: the journal groups of the map.
 //!
-//! Nodes offer themselves and take the places that an administrator configured. When a node goes down, the
+//! Nodes announce themselves and take the places that an administrator configured. When a node goes down, the
 //! lead passes at once to a node whose copy is current. Knows nothing of journals: [`super::copies`] has the
 //! transitions.
 use super::copies::{JournalGroup, JournalMember};

@@ -19,7 +19,7 @@ const HEADER_PAGE_BYTES: usize = 4096;
 const IOVECS_AT: usize = HEADER_PAGE_BYTES - 2 * size_of::<libc::iovec>();
 /// Submission entries; a command more than that submits those before it.
 const SUBMISSIONS: u32 = 64;
-/// Completions that wait to be looked at; the kernel keeps more of them aside. The memory counts as locked.
+/// Completions that wait to be handled; the kernel keeps more of them itself. The memory counts as locked.
 const COMPLETIONS: u32 = 512;
 /// Where `struct io_uring_sqe` has its `len`.
 const LEN_AT: usize = 24;

@@ -2,7 +2,7 @@
 //!
 //! The runtime's own timers wake the thread that waits for its sockets whenever an earlier one is set. Almost
 //! every call sets some, and drops them when its answer arrives. Here one task sleeps until the earliest
-//! timer; if that is dropped the task looks for nothing once, at that time, instead of once for each timer.
+//! timer; if that is dropped the task checks once in vain, at that time, instead of once for each timer.
 //!
 //! Invariant: `wakes_at` is never later than the earliest timer, except while its task is being woken.
 use crate::Instant;

@@ -25,9 +25,9 @@ pub struct DiskFaults {
     pub misdirected_writes_per_million: u32,
     /// Lost and misdirected writes affect only files whose names have this prefix.
     pub silent_in: &'static str,
-    /// Added to each piece of blocking work.
+    /// Added to each blocking task.
     pub delay: Duration,
-    /// No piece of blocking work starts or completes.
+    /// No blocking task starts or completes.
     pub hangs: bool,
 }
 

@@ -47,7 +47,7 @@ impl Walk<'_> {
         let home = &self.job.home;
         let made = home.make(path, &Make::File, &Attrs { mode: 0o600, ..private() }).await?;
         let writer = home.open_write(path, &Expect::Ours(made)).await?;
-        // The next piece is read while the previous one is written.
+        // The next part is read while the previous one is written.
         let mut read = self.read(source, 0, attr.size).await?;
         let mut at = 0;
         while at < attr.size {

@@ -4,7 +4,7 @@
 //! Invariants: changes are found by comparing two snapshots, never bytes or times at home. A tree is renamed
 //! to its date when it is complete, and is marked incomplete if anything is missing in it. Older backups are
 //! only linked to, or removed as a whole. After an interruption the next backup can resume or remove
-//! everything that was left. Memory is some pages of directories and some pieces of files, regardless of the
+//! everything that was left. Memory is some pages of directories and some parts of files, regardless of the
 //! volume's size; in addition the place of each file that has several names, and of each directory of the
 //! last backup once one was moved.
 //!

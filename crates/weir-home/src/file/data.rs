@@ -111,8 +111,8 @@ impl Shared {
 }
 
 fn fingerprint_of_fd(fd: impl AsFd, path: &HomePath) -> Outcome<Fingerprint> {
-    let stat = statx_fd(fd).map_err(|e| fault("look at", path, e))?;
-    fingerprint_of(&stat).ok_or_else(|| fault("look at", path, Errno::INVAL))
+    let stat = statx_fd(fd).map_err(|e| fault("stat", path, e))?;
+    fingerprint_of(&stat).ok_or_else(|| fault("stat", path, Errno::INVAL))
 }
 
 impl OpenFile {
@@ -319,7 +319,7 @@ impl OpenToRead {
     }
 
     fn data_from(&self, offset: u64) -> Outcome<Option<Range<u64>>> {
-        let failed = |e| fault("look for holes in", &self.path, e);
+        let failed = |e| fault("find holes in", &self.path, e);
         let start = match rustix::fs::seek(&self.fd, SeekFrom::Data(offset)) {
             Err(Errno::NXIO) => return Ok(None),
             Err(Errno::INVAL) => {
@@ -355,7 +355,7 @@ impl HomeReader for FileReader {
     fn data_from(&self, offset: u64) -> BoxFuture<'_, Outcome<Option<Range<u64>>>> {
         let open = self.open.clone();
         Box::pin(async move {
-            self.lane.run("look for holes", &[&self.open.path], move || open.data_from(offset)).await
+            self.lane.run("find holes", &[&self.open.path], move || open.data_from(offset)).await
         })
     }
     fn fingerprint(&self) -> &Fingerprint {

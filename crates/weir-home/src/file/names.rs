@@ -220,7 +220,7 @@ impl Shared {
 
     pub(super) fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
         let root = self.root()?;
-        let failed = |e| fault("look at", path, e);
+        let failed = |e| fault("stat", path, e);
         let found = match root.place(path) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => None,
             place => place.and_then(|place| place.stat_entry(&root.keeps)).map_err(failed)?,
@@ -375,6 +375,6 @@ fn not_empty(place: &Place, path: &HomePath) -> Fault {
 }
 
 fn fingerprint_now(place: &Place, path: &HomePath) -> Outcome<Fingerprint> {
-    let fingerprint = place.fingerprint().map_err(|e| fault("look at", path, e))?;
-    fingerprint.ok_or_else(|| fault("look at", path, Errno::NOENT))
+    let fingerprint = place.fingerprint().map_err(|e| fault("stat", path, e))?;
+    fingerprint.ok_or_else(|| fault("stat", path, Errno::NOENT))
 }

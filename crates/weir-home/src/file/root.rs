@@ -34,7 +34,7 @@ impl Root {
     pub(super) fn open(config: &FileHomeConfig) -> Outcome<Root> {
         let path = HomePath::root();
         let fd = open_dir(config).map_err(|e| cannot_open(config, e))?;
-        let failed = |e| fault("look at", &path, e);
+        let failed = |e| fault("stat", &path, e);
         // Of the opened directory: regardless of the links that led there, only that user may export its
         // content.
         let owner = rustix::fs::fstat(&fd).map_err(failed)?.st_uid;
@@ -183,7 +183,7 @@ fn keeps_acls(root: &OwnedFd) -> bool {
 fn check_mark(root: &OwnedFd, config: &FileHomeConfig) -> Outcome<()> {
     let path = HomePath::root();
     let failed = |doing| move |e| fault(doing, &HomePath::root(), e);
-    let ino = rustix::fs::fstat(root).map_err(failed("look at"))?.st_ino;
+    let ino = rustix::fs::fstat(root).map_err(failed("stat"))?.st_ino;
     let wished = mark_text(&config.relation, ino);
     let shown = config.path.display();
     match read_mark(root).map_err(failed("read the mark in"))? {

@@ -1,4 +1,4 @@
-//! Data of files on its way home: the ranges of a file in order, each read ahead piece by piece, synced and
+//! Data of files on its way home: the ranges of a file in order, each read ahead part by part, synced and
 //! reported.
 //!
 //! Invariants: later parts of a file do not reach home before earlier ones; a range is reported as done
@@ -15,7 +15,7 @@ use weir_proto::checksum::crc32c_append;
 use weir_proto::relation::{ExtentDone, ExtentWork, Outcome as Reported, RECEIPT_BLOCK};
 use weir_proto::{Error, ErrorKind, InodeId, Result, Wire};
 
-/// Pieces of one stream that are read ahead of the write.
+/// Parts of one stream that are read ahead of the write.
 const PARTS_AHEAD: usize = 4;
 
 impl Shared {
@@ -134,7 +134,7 @@ impl Shared {
         Ok(done)
     }
 
-    /// Copies a range piece by piece, reading ahead; returns the checksum of each piece.
+    /// Copies a range part by part, reading ahead; returns the checksum of each part.
     async fn copy(
         &self,
         relation: &Relation,
@@ -146,7 +146,7 @@ impl Shared {
         loop {
             while next < end {
                 let (at, len) = (next, (end - next).min(RECEIPT_BLOCK));
-                // Only a task without a piece waits, so there is no deadlock.
+                // Only a task without a part waits, so there is no deadlock.
                 let permit = match ahead.is_empty() {
                     true => relation.window.pass(len).await,
                     false if ahead.len() >= PARTS_AHEAD => break,

@@ -15,7 +15,7 @@ pub(super) struct Meter {
     pub(super) writing_us: AtomicU64,
     /// Waits for the bandwidth limit.
     pub(super) paced_us: AtomicU64,
-    /// Time from the read of a piece to its write, and the number of pieces.
+    /// Time from the read of a part to its write, and the number of parts.
     pub(super) part_us: AtomicU64,
     pub(super) parts: AtomicU64,
     pub(super) file_us: AtomicU64,

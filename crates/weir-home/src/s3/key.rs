@@ -1,4 +1,4 @@
-//! The key of a path: pure. The parts of an upload match the leader's pieces.
+//! The key of a path: pure. The parts of an upload match the leader's parts.
 //!
 //! A name is its own key component; bytes that are not UTF-8, control characters and `%` are encoded as
 //! `%XX`, so every name has exactly one key and every key of ours one name. A directory's key ends with a

@@ -127,7 +127,7 @@ impl Inner {
         let root = HomePath::root();
         let key = format!("{}{}", self.prefix, RESERVED.escape_ascii());
         let wished = format!("weir home 1\nrelation {relation}\n");
-        let found = self.client.head(&key).map_err(|f| f.fault("look for the mark in", &root))?;
+        let found = self.client.head(&key).map_err(|f| f.fault("read the mark in", &root))?;
         let Some(mark) = found else {
             if !is_new {
                 return Err(Fault::Unreachable(Error::unavailable(format!(

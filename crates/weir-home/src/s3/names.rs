@@ -53,7 +53,7 @@ impl Inner {
 
     /// The object at a path, file or directory.
     pub(super) fn stat_entry(&self, path: &HomePath) -> Outcome<Option<Object>> {
-        let failed = |failure: Failure| failure.fault("look at", path);
+        let failed = |failure: Failure| failure.fault("stat", path);
         if path.is_root() {
             return self.stat_root();
         }
@@ -82,7 +82,7 @@ impl Inner {
             true => None,
             false => {
                 let key = self.key(&root, FileKind::Directory)?;
-                self.client.head(&key).map_err(|f| f.fault("look at", &root))?
+                self.client.head(&key).map_err(|f| f.fault("stat", &root))?
             }
         };
         Ok(Some(found.unwrap_or_else(implied_dir)))
@@ -93,7 +93,7 @@ impl Inner {
             return Ok(true);
         }
         let key = self.key(path, FileKind::Directory)?;
-        let found = self.client.head(&key).map_err(|f| f.fault("look at", path))?;
+        let found = self.client.head(&key).map_err(|f| f.fault("stat", path))?;
         Ok(found.is_some() || !self.below(path, 1)?.is_empty())
     }
 
@@ -306,7 +306,7 @@ impl Inner {
         a.parent().unwrap_or_default().join_reserved(name.as_bytes())
     }
     fn find_temporary(&self, temporary: &HomePath, kind: FileKind) -> Outcome<Option<Object>> {
-        self.client.head(&self.key(temporary, kind)?).map_err(|f| f.fault("look at", temporary))
+        self.client.head(&self.key(temporary, kind)?).map_err(|f| f.fault("stat", temporary))
     }
 
     pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
@@ -381,7 +381,7 @@ impl Inner {
     }
 
     pub(super) fn fingerprint_now(&self, path: &HomePath, key: &str) -> Outcome<Fingerprint> {
-        let found = self.client.head(key).map_err(|f| f.fault("look at", path))?;
+        let found = self.client.head(key).map_err(|f| f.fault("stat", path))?;
         found.map(|object| object.fingerprint()).ok_or_else(|| refused(path, None, None))
     }
 

@@ -17,7 +17,7 @@ impl Inner {
     }
 
     pub(super) async fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
-        let failed = |e| fault("look at", path, e);
+        let failed = |e| fault("stat", path, e);
         let place = self.place(path).await.map_err(failed)?;
         match place.and_then(|place| place.found) {
             Some(stat) => Ok(Some(self.to_here(self.stat_entry(&stat.attr).await.map_err(failed)?))),

@@ -164,7 +164,7 @@ impl OpenFile {
     }
 
     async fn data_from(&self, offset: u64) -> Outcome<Option<Range<u64>>> {
-        let failed = |e| fault("look for holes in", &self.path, e);
+        let failed = |e| fault("find holes in", &self.path, e);
         let client = &self.inner.client;
         let Some(start) = client.seek_data(self.handle, offset).await.map_err(failed)? else {
             return Ok(None);

@@ -177,7 +177,7 @@ pub struct Comparison {
     pub machine: Machine,
     pub dirs: Vec<Dir>,
     pub rows: Vec<Row>,
-    /// Pieces that were missing or wrong when they were read back.
+    /// Parts that were missing or wrong when they were read back.
     pub bad: u64,
     pub first_bad: Option<String>,
     pub notes: Vec<String>,
@@ -257,7 +257,7 @@ fn base(options: &Options) -> Result<usize> {
 }
 
 fn is_directory(dir: &Path) -> Result<()> {
-    let meta = fs::metadata(dir).map_err(|e| failed("look at", dir, &e))?;
+    let meta = fs::metadata(dir).map_err(|e| failed("stat", dir, &e))?;
     match meta.is_dir() {
         true => Ok(()),
         false => Err(Error::invalid(format!("{} is not a directory", dir.display()))),
@@ -269,7 +269,7 @@ fn has_space(options: &Options, rows: &[RowName]) -> Result<()> {
     let needed = rows::space(options, rows);
     let mut on: BTreeMap<u64, Vec<&Path>> = BTreeMap::new();
     for Mounts { dir, .. } in &options.dirs {
-        let device = fs::metadata(dir).map_err(|e| failed("look at", dir, &e))?.dev();
+        let device = fs::metadata(dir).map_err(|e| failed("stat", dir, &e))?.dev();
         on.entry(device).or_default().push(dir);
     }
     for dirs in on.values() {

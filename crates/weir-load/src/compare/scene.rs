@@ -119,7 +119,7 @@ impl<'a> Scene<'a> {
         stop: &'a Stop,
     ) -> Result<Scene<'a>> {
         // Paths of rows are absolute, for any form of the argument.
-        let dir = fs::canonicalize(dir).map_err(|e| failed("look at", dir, &e))?;
+        let dir = fs::canonicalize(dir).map_err(|e| failed("stat", dir, &e))?;
         let name = format!("weir-compare-{}-{index}", std::process::id());
         let root = dir.join(&name);
         fs::create_dir(&root).map_err(|e| failed("cannot be compared: make a directory in", &dir, &e))?;

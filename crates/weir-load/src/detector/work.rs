@@ -118,7 +118,7 @@ impl DetectorWork {
         Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A writer's synthesized frame, filled: only its stamps change from frame to frame.
+    /// A writer's synthesized frame, filled: only its headers change from frame to frame.
     fn own_buffer(&self, source: &Source) -> weir_env::Buf {
         match source {
             Source::Replayed(_) => touched(0),

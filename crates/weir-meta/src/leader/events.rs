@@ -22,7 +22,7 @@ impl Leader {
         if events.relations {
             match self.relations_changed() {
                 Ok(now) => (state.logged, state.mirrored) = now,
-                Err(e) => self.fail(&e.doing("look at relations")),
+                Err(e) => self.fail(&e.doing("read the relations")),
             }
         }
         if events.doomed {

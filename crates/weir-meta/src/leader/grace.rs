@@ -20,7 +20,7 @@ use weir_proto::meta::*;
 use weir_proto::volume::{VolumeAt, VolumeGet, VolumeList};
 use weir_proto::{InodeId, Request, Result, SessionId, VolumeId};
 
-/// Inodes of sessions that are looked at in each check for volumes that are not used any more: about 3 ms.
+/// Inodes of sessions that are checked in each pass for volumes that are not used any more: about 3 ms.
 const INODES_PER_CHECK: usize = 2048;
 
 /// These conflict with no holding of any session.

@@ -45,7 +45,7 @@ impl Leader {
         Ok(())
     }
 
-    /// A client looks at a directory, or its entries differ from home: it is rescanned, if that is due. No
+    /// A client reads a directory, or its entries differ from home: it is rescanned, if that is due. No
     /// operation waits.
     pub(crate) fn rescan(&self, dir: InodeId) -> Result<()> {
         let (mut due, wall) = (None, self.wall());

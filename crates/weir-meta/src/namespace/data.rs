@@ -12,7 +12,7 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
     if has_inline && r.inline.is_none() && r.size > inode.size {
         // Its growth is on targets, and would be hidden by the inline bytes.
         return Err(Error::stale(format!(
-            "inode {} holds the bytes of its file: look at it and write again",
+            "inode {} holds the bytes of its file: read it and write again",
             r.ino
         )));
     }
@@ -73,7 +73,7 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
         // Another client may have truncated this writer's bytes past the size since; or it itself, if it got
         // the Write lease since.
         return Err(Error::stale(format!(
-            "inode {}: grown under token epoch {}, it is at {} now: look at the file and write again",
+            "inode {}: grown under token epoch {}, it is at {} now: read the file and write again",
             r.ino, r.token_epoch, inode.writing.token_epoch
         )));
     }

@@ -70,7 +70,7 @@ fn check_evictable(cx: &Cx<'_>, ino: InodeId, inode: &Inode) -> Result<Layout> {
         return Err(busy(ino, "it is removed, and its changes are not shipped any more"));
     }
     if cx.rules.must_recover(ino, inode) {
-        return Err(busy(ino, "its last writer died, and it has not been looked at since"));
+        return Err(busy(ino, "its last writer died, and it has not been recovered since"));
     }
     inode.layout.ok_or_else(|| busy(ino, "it has no data on targets"))
 }

@@ -296,7 +296,7 @@ impl<'a> Keeper<'a> {
     /// An inode that was made after the snapshot and removed again leaves nothing behind.
     fn forget_birth(&mut self, owner: Owner, number: u32, volume: VolumeId) -> Result<()> {
         if self.from(volume, number).count() > 1 {
-            return Ok(()); // the move from the later ones looks for it
+            return Ok(()); // the move from the later ones finds it
         }
         let key = keys::kept(number, &owner.key());
         if self.txn.get(&key)?.is_some_and(|value| value == [ABSENT]) {

@@ -8,7 +8,7 @@ pub fn scan(view: &mut View<'_>, r: &ScanInodes) -> Result<Scanned> {
         volume::load_as_admin(view.read, &r.cred, r.volume)?;
     } else if r.cred.uid != 0 {
         return Err(Error::denied(format!(
-            "user {} may not look at all volumes: name one that this user owns or administers",
+            "user {} may not read all volumes: name one that this user owns or administers",
             r.cred.uid
         )));
     }

@@ -16,7 +16,7 @@ use weir_proto::retention::expired;
 use weir_proto::snapshot::{SNAPSHOTS_MAX, Snapshot, SnapshotDelete, SnapshotList, SnapshotTake};
 use weir_proto::volume::SnapshotRetention;
 
-/// Kept records that one step of a removal looks at.
+/// Kept records that one step of a removal reads.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 3 } else { 256 };
 /// Prefix of the names of scheduled ones.
 const SCHEDULED: &str = "auto-";

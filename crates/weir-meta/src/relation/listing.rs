@@ -23,7 +23,7 @@ const AT_ONCE: usize = 16;
 
 /// Records scanned for the next ones, in the background.
 const SCAN_MAX: usize = 32;
-/// Directories that are rescanned in parallel while no client looks at them: home has other users.
+/// Directories that are rescanned in parallel while no client reads them: home has other users.
 const AGAIN_AT_ONCE: usize = 2;
 /// Records scanned for the next ones: a million of them in some minutes.
 const MIRRORED_MAX: usize = 4096;
@@ -101,7 +101,7 @@ impl ShipQueue {
         if request.record.mirrors() { self.lists_again(request, now, wall, batch) } else { Ok(()) }
     }
 
-    /// Directories that were not looked at for a while, round by round.
+    /// Directories that were not read for a while, round by round.
     fn lists_again(
         &mut self,
         request: &WorkRequest<'_>,

@@ -75,7 +75,7 @@ impl RelationRecord {
     pub fn mirrors(&self) -> bool {
         self.direction == Direction::Mirror
     }
-    /// How long a scan of a directory stays valid while a client looks at it, and while none does. An object
+    /// How long a scan of a directory stays valid while a client reads it, and while none does. An object
     /// store charges for each request.
     pub fn scans_apart(&self) -> (Duration, Duration) {
         match self.url.starts_with("s3:") {

@@ -166,7 +166,7 @@ impl Home {
                     let until = world.now() + Duration::from_nanos(rng.below(LIFE_MAX.as_nanos() as u64));
                     // The leader may be down: then the listing is skipped.
                     if let Err(e) = self.list_all(until).await {
-                        world.trace(&format!("a look at everything ended: {e}"));
+                        world.trace(&format!("a listing of everything ended: {e}"));
                     }
                 }
             }
@@ -219,7 +219,7 @@ impl Home {
 
     /// Like `ls -l` of all directories, repeatedly.
     async fn list_all(&self, until: weir_env::Instant) -> Result<()> {
-        let client = self.cluster.admin("looks at everything").await?;
+        let client = self.cluster.admin("lists everything").await?;
         while self.world.now() < until {
             let mut dirs = vec![InodeId::ROOT];
             while let Some(dir) = dirs.pop() {

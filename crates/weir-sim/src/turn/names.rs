@@ -81,7 +81,7 @@ impl Turn<'_> {
 
     /// None: it is purged already.
     async fn put_back(&self, trash: &Trash, mut file: TurnFile) -> Answer<Option<TurnFile>> {
-        let found = trash.find(self.client, file.ino).await.doing("look into the trash")?;
+        let found = trash.find(self.client, file.ino).await.doing("find in the trash")?;
         let Some((from, old)) = found else {
             self.work.context.found().nameless.push(file);
             return Ok(None);

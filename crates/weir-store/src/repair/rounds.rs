@@ -15,9 +15,9 @@ use weir_proto::{Epoch, ErrorKind, PgId};
 /// bytes.
 const GROUPS_AT_ONCE: usize = 8;
 
-/// Between two attempts at a group, and for how long a lane waits for a place that comes.
+/// Between two attempts at a group, and for how long a worker waits for a place that comes.
 const AGAIN_AFTER: Duration = Duration::from_millis(250);
-/// Pause of a lane when the coordinator is away.
+/// Pause of a worker when the coordinator is away.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The groups of a target that are repaired in one round.
@@ -28,9 +28,9 @@ struct Round {
     taken: Mutex<BTreeMap<PgId, Option<Instant>>>,
     /// Repaired, and not yet reported to the coordinator.
     repaired: Mutex<Vec<(PgId, Epoch)>>,
-    /// Held by the lane that reports.
+    /// Held by the worker that reports.
     report: tokio::sync::Mutex<()>,
-    /// Held by the lane that looks for groups.
+    /// Held by the worker that searches for groups.
     search: tokio::sync::Mutex<()>,
     caught_up: AtomicUsize,
 }
@@ -91,7 +91,7 @@ impl StorageNode {
     }
 
     /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
-    /// While another lane works, a lane without work waits for places that come.
+    /// While another worker works, a worker without work waits for places that come.
     async fn repair_worker(&self, target: &Arc<Target>, round: &Round) {
         loop {
             let version = self.peers.map().version;

@@ -366,7 +366,7 @@ impl StorageNode {
         match target.store.holds_overlay(cell, seq, &super::overlays::numbered(r)) {
             Ok(true) => {}
             Ok(false) => return,
-            Err(e) => return tracing::debug!(%cell, %seq, "look for a failed overlay: {e}"),
+            Err(e) => return tracing::debug!(%cell, %seq, "find a failed overlay: {e}"),
         }
         // If that fails the bytes stay, and are sent to all keepers that lack them.
         if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {

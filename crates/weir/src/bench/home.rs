@@ -527,7 +527,7 @@ fn list_meanwhile(dir: &Path, live: &Live) -> Outcome<Vec<f64>> {
         let begun = Instant::now();
         for entry in fs::read_dir(dir).doing("list the volume")? {
             let entry = entry.doing("list the volume")?;
-            entry.metadata().doing("look at a file of the volume")?;
+            entry.metadata().doing("stat a file of the volume")?;
         }
         took_ms.push(begun.elapsed().as_secs_f64() * 1e3);
         std::thread::sleep(LIST_EVERY);

@@ -28,7 +28,7 @@ use weir_proto::retention::{parse_backup_retention, show_backup_retention};
 use weir_proto::volume::Volume;
 use weir_proto::{Error, ErrorKind, MIB};
 
-/// Pieces of files that are read from the cache.
+/// Parts of files that are read from the cache.
 const MEMORY_BYTES: u64 = 64 * MIB;
 const SHOW_EVERY: Duration = Duration::from_millis(200);
 /// Missing entries that are named on the terminal.

@@ -83,7 +83,7 @@ impl Asker {
             facts.names = Names::of(facts.owners_near());
             facts
         });
-        homes.await.map_err(|e| Error::unavailable(format!("cannot look at homes: {e}")))
+        homes.await.map_err(|e| Error::unavailable(format!("cannot inspect homes: {e}")))
     }
 
     /// The volumes, by name, that have an inode of this number: one in each namespace at most.

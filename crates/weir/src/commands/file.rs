@@ -119,7 +119,7 @@ pub fn ask(path: &Path, attribute: &str) -> Outcome<Value> {
                 "name a file below a mount of `weir up --mount PATH` or `weir mount`",
             ));
         }
-        Err(e) => return Err(e).doing(format_args!("look at {}", path.display())),
+        Err(e) => return Err(e).doing(format_args!("stat {}", path.display())),
     };
     serde_json::from_slice(&buffer[..n])
         .map_err(|e| Error::damaged(format!("the mount's answer about {}: {e}", path.display())).into())

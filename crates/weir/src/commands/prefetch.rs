@@ -84,7 +84,7 @@ fn walk(path: &Path, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>) -
         let kind = match std::fs::symlink_metadata(&path) {
             Ok(found) => found.file_type(),
             Err(e) => {
-                tally.fail(Err::<(), _>(e).doing(format_args!("look at {}", path.display())));
+                tally.fail(Err::<(), _>(e).doing(format_args!("stat {}", path.display())));
                 continue;
             }
         };

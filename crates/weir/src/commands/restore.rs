@@ -194,7 +194,7 @@ fn in_snapshot(path: &Path, snapshot: &str) -> Outcome<PathBuf> {
         let then = top.join(DIRECTORY).join(snapshot);
         if then.is_dir() {
             let old = then.join(path.strip_prefix(top).expect("an ancestor is a prefix"));
-            fs::symlink_metadata(&old).doing(format_args!("look for {} in {snapshot}", path.display()))?;
+            fs::symlink_metadata(&old).doing(format_args!("find {} in {snapshot}", path.display()))?;
             return Ok(old);
         }
     }
@@ -304,7 +304,7 @@ fn choose(states: &[State], below: &Path, at: Date) -> Outcome<(PathBuf, String)
                 let why = || (state.date, format!("{shown} did not exist in {}", state.shown));
                 newer = newer.or_else(|| state.whole.then(why));
             }
-            Err(e) => return Err(e).doing(format_args!("look for {shown} in {}", state.shown)),
+            Err(e) => return Err(e).doing(format_args!("find {shown} in {}", state.shown)),
         }
     }
     Err(match newer {

@@ -181,7 +181,7 @@ impl LocalCluster {
         let mut entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(e).doing(format_args!("look into {}", dir.display())),
+            Err(e) => return Err(e).doing(format_args!("read {}", dir.display())),
         };
         match entries.next() {
             None => owned::check_dir(&fs::canonicalize(dir).doing("find it")?).map(|()| None),

@@ -64,7 +64,7 @@ fn open(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
 
 fn open_checked(path: &Path, flags: OFlags) -> Outcome<OwnedFd> {
     let opened = open(path, flags)?;
-    let stat = rustix::fs::fstat(&opened).doing(format_args!("look at {}", path.display()))?;
+    let stat = rustix::fs::fstat(&opened).doing(format_args!("stat {}", path.display()))?;
     check_owner(path, &stat)?;
     Ok(opened)
 }

@@ -17,7 +17,7 @@ use weir_proto::{ErrorKind, MIB};
 /// A mover's nice value above that of its parent: on a machine that others need, too, it uses what they
 /// leave.
 const MOVER_NICE: i32 = 10;
-/// A mover caches nothing: its memory has pieces in flight.
+/// A mover caches nothing: its memory has parts in flight.
 pub(super) const MOVER_MEMORY_BYTES: u64 = 16 * MIB;
 const MOVER_BUFFERS_BYTES: usize = 64 << 20;
 /// The pause before a mover that lost its leader reconnects, in addition to the wait of each try.

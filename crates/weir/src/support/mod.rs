@@ -79,7 +79,7 @@ pub fn support(args: &SupportArgs) -> Outcome<()> {
         let _ = std::fs::remove_file(&path); // a partial archive is useless
     }
     let files = written?;
-    let bytes = std::fs::metadata(&path).doing("look at the archive")?.len();
+    let bytes = std::fs::metadata(&path).doing("stat the archive")?.len();
     if args.cluster.json {
         table::json(&json!({ "archive": path, "bytes": bytes, "names": args.names, "files": files }));
         return Ok(());

@@ -54,7 +54,7 @@ impl<'a> Scene<'a> {
 
     fn write_in_order(&self, path: &Path, bytes: u64, io_bytes: u64, also_read: bool) -> Result<Measured> {
         let io = |doing: &'static str| move |e: io::Error| failed(doing, path, &e);
-        // In the measured time only stamps are written: see `Stream::write`.
+        // In the measured time only headers are written: see `Stream::write`.
         let count = Pattern::period() / io_bytes;
         let mut buffers: Vec<Buf> = (0..count.min(bytes / io_bytes))
             .map(|n| {

@@ -113,7 +113,7 @@ kinds! {
         raised "it missed writes, or has a new disk" cleared "it has all its data" act "wait; `weir rebuild --watch`";
     "target-stalled" Warning "storage" delays 92: "The disk of a target completes nothing"
         raised "requests wait and none has completed for a while" cleared "a request completes"
-        act "look at that disk (`dmesg`, `smartctl`)";
+        act "check that disk (`dmesg`, `smartctl`)";
     "target-full" Warning "storage" delays 79: "A target is nearly full"
         raised "95 % of it are used" cleared "less is used" act "delete or evict files, or add targets";
     "cells-lack-redundancy" Degraded "storage" delays 0: "Cells lack redundancy"

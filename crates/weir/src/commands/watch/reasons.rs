@@ -171,7 +171,7 @@ fn of_silent(Silent { name, role, why }: &Silent) -> Finding {
     };
     let text = format!("{name} ({role}) does not answer: {why}");
     let action = format!(
-        "look at the process of {name}: is it stopped, is its machine overloaded? start it again if need be"
+        "check the process of {name}: is it stopped, is its machine overloaded? start it again if need be"
     );
     finding(depth, text, action)
 }
@@ -263,17 +263,17 @@ fn action(evidence: &Evidence, seen: &Seen) -> String {
     let wait = &seen.wait;
     match wait.reason.as_str() {
         "lease-recall" => format!(
-            "look at the mount {}: is its process stopped? its lease ends after {} of silence",
+            "check the mount {}: is its process stopped? its lease ends after {} of silence",
             wait.holder,
             time(u64::from(evidence.facts.status.map.settings.lease_ms) * 1000)
         ),
-        "disk" => "look at that disk (`dmesg`, `smartctl`); `weir iohist` shows how slow it is".to_owned(),
-        "journal" => format!("look at the disk that {} has its directory on", seen.process),
-        "home" => "look at that file server or its mount on the mover's machine".to_owned(),
+        "disk" => "check that disk (`dmesg`, `smartctl`); `weir iohist` shows how slow it is".to_owned(),
+        "journal" => format!("check the disk that {} has its directory on", seen.process),
+        "home" => "check that file server or its mount on the mover's machine".to_owned(),
         "lock" => "`weir file locks PATH` names the program that holds it".to_owned(),
         "recall" => "`weir file state PATH` and `weir relation list` show how far it is".to_owned(),
         "budget" => {
-            "give the mount more memory (`--memory-mib`), or look at why its targets are slow".to_owned()
+            "give the mount more memory (`--memory-mib`), or find out why its targets are slow".to_owned()
         }
         _ => String::new(),
     }
@@ -386,7 +386,7 @@ mod tests {
             (
                 |_, b| b.silent.push(silent("storage-1", Role::Storage)),
                 "storage-1 (storage) does not answer",
-                "look at the process",
+                "check the process",
             ),
             (|w, _| w.lose(2), "storage-2 is down: t2 is missing", "`weir up"),
             (
@@ -419,12 +419,12 @@ mod tests {
             (
                 |_, b| b.waits.push(wait("meta", "lease-recall", "n1:/b", ("inode", 7))),
                 "meta has waited 4.2 s for n1:/b to return its lease",
-                "look at the mount n1:/b",
+                "check the mount n1:/b",
             ),
             (
                 |_, b| b.waits.push(wait("storage-1", "disk", "", ("target", 1))),
                 "storage-1 has waited 4.2 s for the disk of target 1",
-                "look at that disk",
+                "check that disk",
             ),
             (
                 |_, b| b.waits.push(wait("n1:/a", "recall", "no mover", ("inode", 7))),
@@ -434,7 +434,7 @@ mod tests {
             (
                 |_, b| b.waits.push(wait("mover", "home", "", ("", 0))),
                 "mover has waited 4.2 s for home, to Open",
-                "look at that file server",
+                "check that file server",
             ),
         ];
         for (change, text, action) in cases {
