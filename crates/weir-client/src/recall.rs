@@ -153,7 +153,7 @@ impl Inner {
         loop {
             let left = self.data.left(deadline);
             if left.is_zero() {
-                return Err(Error::io(format!("{doing} and did not come back in time: {why}")));
+                return Err(Error::io(format!("{doing} and was not recalled in time: {why}")));
             }
             let wait_ms = (left.as_millis() as u32).min(ASK_MS);
             let ask = |session| AwaitRecall { session, ino, from, to, wait_ms };
@@ -161,7 +161,7 @@ impl Inner {
             match self.session.ask(until, ask).await {
                 Ok(waited) if waited.done => return Ok(()),
                 Ok(waited) if waited.failed => {
-                    return Err(Error::io(format!("{doing} and cannot come back: {}", waited.why)));
+                    return Err(Error::io(format!("{doing} and cannot be recalled: {}", waited.why)));
                 }
                 Ok(waited) => {
                     wait.holder(&waited.why);

@@ -214,7 +214,7 @@ impl Members {
             .filter(|m| m.connection == connection && matches!(m.presence, Presence::Connected { .. }))
             .ok_or_else(|| {
                 Error::stale(format!(
-                    "{node} did not join on this connection, or was judged down: join again"
+                    "{node} did not join on this connection, or was declared down: join again"
                 ))
             })
     }
@@ -416,7 +416,7 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
         check_pool_name(&announced.pool)?;
         if join.targets[..i].iter().any(|o| o.uuid == announced.uuid) {
             return Err(Error::invalid(format!(
-                "node {:?} offers disk {} twice; hint: one directory is listed, or was copied, twice",
+                "node {:?} announces disk {} twice; hint: one directory is listed, or was copied, twice",
                 join.name, announced.uuid
             )));
         }

@@ -119,9 +119,7 @@ impl Import {
         let before = mark::read(&*env.disk, &dir)?.map_or(Epoch(0), |mark| mark.epoch);
         if known < before || folded.epoch > known {
             let of = folded.epoch;
-            return Err(Error::stale(format!(
-                "a state of {of} was offered under {known}; {before} has begun"
-            )));
+            return Err(Error::stale(format!("a state of {of} was sent under {known}; {before} has begun")));
         }
         mark::write(&*env.disk, &dir, Mark { epoch: known, begun: Begun::Import })?;
         let doing = format!("empty the state directory {}", dir.display());

@@ -36,7 +36,7 @@ fn reason(state: &State, obstacles: &Obstacles) -> (Reason, String) {
     } else if any(|o| matches!(o, Obstacle::Snapshot { .. })) {
         (Reason::Parked, "a snapshot is being taken".to_owned())
     } else if obstacles.is_empty() && state.grace.until.is_some() {
-        (Reason::Servers, "clients that may come back after a restart".to_owned())
+        (Reason::Servers, "clients that may return after a restart".to_owned())
     } else {
         (Reason::Parked, named(false))
     }

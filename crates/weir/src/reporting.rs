@@ -88,7 +88,7 @@ pub async fn of_coordinator(inspect: &Inspect, etcd: Option<&Etcd>) -> Condition
         code: "etcd-member-silent".to_owned(),
         severity: Severity::Warning,
         text: format!("the etcd member at {member} does not answer ({why})"),
-        action: "start it again; the cluster map stands still when most members are away".to_owned(),
+        action: "start it again; the cluster map cannot change while most members are away".to_owned(),
         about: member,
     };
     condition.troubles.extend(etcd.silent_members().await.into_iter().map(trouble));

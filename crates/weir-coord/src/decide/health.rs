@@ -33,7 +33,7 @@ pub fn evaluate(presence: Presence, now: Instant, limits: &HealthLimits) -> Verd
         Presence::Connected { last_contact } if now.since(last_contact) <= limits.silence_max => Verdict::Up,
         Presence::Connected { .. } => Verdict::Down("it is silent"),
         Presence::Awaited { since } if now.since(since) <= limits.silence_max => Verdict::Wait,
-        Presence::Awaited { .. } => Verdict::Down("it did not come back after the coordinator's restart"),
+        Presence::Awaited { .. } => Verdict::Down("it did not return after the coordinator's restart"),
         Presence::Gone => Verdict::Down("its connection ended"),
     }
 }

@@ -170,7 +170,11 @@ pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
     }
     let floor = group.members.len().saturating_sub(1).max(1);
     if group.current().count() > floor {
-        tracing::warn!("{} does not answer the leader of {}: it is left out", said.node, said.namespace);
+        tracing::warn!(
+            "{} does not answer the leader of {}: its copy is not required any more",
+            said.node,
+            said.namespace
+        );
         go_down(map, &mut group, said.node);
     } else if said.silent_ms >= LEADER_IS_CUT_MS && is_up(map, said.node) {
         tracing::warn!(

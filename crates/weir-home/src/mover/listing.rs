@@ -120,7 +120,7 @@ fn shown(relation: &Relation, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<Ho
         let passes = relation.home.lets_through(entry.found.fingerprint.kind);
         if !passes {
             let (home, name) = (relation.home.url(), entry.name.escape_ascii());
-            tracing::warn!("{home}: {name} in {dir} is a device and is left out: no rule lets devices in");
+            tracing::warn!("{home}: {name} in {dir} is a device and is skipped: no rule allows devices");
         }
         passes
     };

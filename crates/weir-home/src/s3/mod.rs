@@ -200,7 +200,7 @@ impl Home for S3Home {
         path: &'a HomePath,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let error = Error::unsupported(format!(
-            "{path}: another name of {existing}, and S3 has no files with several names; it is left out there"
+            "{path}: another name of {existing}, and S3 has no files with several names; it is skipped there"
         ));
         Box::pin(std::future::ready(Err(Fault::Broken(error))))
     }

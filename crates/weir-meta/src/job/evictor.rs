@@ -54,8 +54,8 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
         }
         let begun = leader.env.clock.now();
         match check_volumes(&leader).await {
-            Err(e) if e.kind == ErrorKind::Io => return e.doing("make room"),
-            Err(e) => tracing::debug!("make room: {e}"),
+            Err(e) if e.kind == ErrorKind::Io => return e.doing("evict"),
+            Err(e) => tracing::debug!("evict: {e}"),
             Ok(()) => {}
         }
         let took = leader.env.clock.now().since(begun);

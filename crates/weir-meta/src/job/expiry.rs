@@ -29,7 +29,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
         if state.grace.until.is_some_and(|until| now >= until) {
             let late: Vec<_> = state.sessions.iter().filter(|(_, s)| !s.resumed).map(|(id, _)| *id).collect();
             for id in late {
-                leader.report(leader.end_session(&mut state, id, "it did not come back after the restart"));
+                leader.report(leader.end_session(&mut state, id, "it did not return after the restart"));
             }
         }
         leader.report(leader.forget_old_holds(&mut state));

@@ -240,7 +240,7 @@ fn sentence(evidence: &Evidence, seen: &Seen, calls: u32) -> String {
             );
         }
         "answer" => format!("the answer of {whom} to {doing}"),
-        "call-slot" => format!("room among its calls to {whom}, for {doing}"),
+        "call-slot" => format!("a free slot among its calls to {whom}, for {doing}"),
         "lease-recall" => format!("{whom} to return its lease{on}, for {doing}"),
         "lock" => format!("a lock{on} that another program holds"),
         "parked" => format!("{}{on}, for {doing}", if whom.is_empty() { "another operation" } else { whom }),
