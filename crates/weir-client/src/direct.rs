@@ -84,7 +84,7 @@ impl Inner {
     }
 
     /// Returns the number of bytes. `None`: the inode holds, or may hold, inline bytes that must be moved
-    /// first, or the file got another object; look at it again.
+    /// first, or the file got another object; read it again.
     async fn write_direct_once(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<Option<usize>> {
         let inode = &file.inode;
         let end = end_of(offset, data.len())?;

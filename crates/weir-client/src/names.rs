@@ -517,7 +517,7 @@ pub struct NameChange {
 }
 
 impl NameChange {
-    /// Looks at the answer: a refusal changes nothing, but another error may hide a change.
+    /// Reads the answer: a refusal changes nothing, but another error may hide a change.
     pub fn reported<T>(&mut self, answer: Result<T>) -> Result<T> {
         if let Err(e) = &answer
             && !self.ended

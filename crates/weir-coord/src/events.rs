@@ -17,7 +17,7 @@ use weir_rpc::{Call, Handled, Reply};
 
 /// The key of the log in the store.
 pub const EVENTS_KEY: &str = "events";
-/// A trouble that comes back so soon has not been away.
+/// A trouble that returns so soon has not been away.
 const SAME_AGAIN_S: u64 = 60;
 /// Longest text that is kept, in characters.
 const TEXT_MAX: usize = 300;

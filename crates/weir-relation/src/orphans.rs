@@ -4,8 +4,8 @@
 //! no recovery, is complete: its last close was lost with its client, or with the leader that had received
 //! it.
 //!
-//! Invariant: a file that is not assigned, or came back without being recovered, is found by the next scan.
-//! In memory only.
+//! Invariant: a file that is not assigned, or was returned without being recovered, is found by the next
+//! scan. In memory only.
 use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::{InodeId, SessionId};
 

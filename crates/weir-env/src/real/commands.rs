@@ -26,7 +26,7 @@ const LEN_AT: usize = 24;
 /// Of the event that wakes the thread; commands have the number of their place.
 const WAKE: u64 = u64::MAX;
 
-/// A header and a payload buffer that go to the kernel and come back. The payload takes memory where it has
+/// A header and a payload buffer that go to the kernel and return. The payload takes memory where it has
 /// been written to.
 pub struct Exchange {
     map: NonNull<u8>,

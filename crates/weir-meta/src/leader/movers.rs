@@ -1,4 +1,4 @@
-//! The work of movers: it is assigned, and its results come back.
+//! The work of movers: it is assigned, and its results are reported.
 use crate::keys;
 use crate::leader::Leader;
 use crate::record::{ChangeRecord, Record};

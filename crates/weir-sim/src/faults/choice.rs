@@ -193,7 +193,7 @@ impl Faults {
         let of_meta = |f: &Fault| f.victims.iter().chain(&f.others).any(|v| is_meta(v));
         let twice =
             twice || self.options.servers.copies > 1 && of_meta(fault) && under_way.iter().any(of_meta);
-        // A node that comes back with another disk while no coordinator leads: see docs/verification.md.
+        // A node that returns with another disk while no coordinator leads: see docs/verification.md.
         let pair =
             |one: &Fault, other: &Fault| one.kind == LoseTargetForGood && other.kind.needs_coordinators();
         let twice = twice || under_way.iter().any(|f| pair(f, fault) || pair(fault, f));
