@@ -116,7 +116,7 @@ fn at(endpoints: &[String]) -> (Env, Arc<Etcd>) {
 }
 
 const OPEN: u8 = 0;
-/// Requests reach etcd, their answers do not come back.
+/// Requests reach etcd, their answers do not return.
 const DEAF: u8 = 1;
 /// Nothing is forwarded.
 const CUT: u8 = 2;

@@ -1,4 +1,4 @@
-//! What the simulated world guarantees beyond the contract: repeatability, faults, restarts.
+//! The guarantees of the simulated world beyond the contract: repeatability, faults, restarts.
 use std::{
     io::ErrorKind,
     path::Path,

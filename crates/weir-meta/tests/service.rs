@@ -1,4 +1,4 @@
-//! What the service guarantees to several clients, with lost replies, silent clients and restarts.
+//! The guarantees of the service to several clients, with lost replies, silent clients and restarts.
 #[path = "service/access.rs"]
 mod access;
 #[path = "service/births.rs"]
@@ -761,7 +761,7 @@ fn locks_are_reclaimed_after_a_restart_before_new_ones() {
         let none = ReclaimLocks { session: b.session, held: vec![], more: false };
         assert_eq!(b.call(&none).await.unwrap().lost, []);
         b.resume(vec![]).await.unwrap();
-        // The other may still come back.
+        // The other may still return.
         assert_eq!(outcome(&b, ex, 5).await.unwrap(), LockOutcome::Grace);
         let kind = LockKind::Exclusive;
         let named = HeldLock { ino, owner, range, kind, pid: 7 };

@@ -105,8 +105,8 @@ async fn a_dead_sequencers_overlay_is_everywhere_or_nowhere() {
     }
 }
 
-/// A member that returns gets every truncation that others remember, old ones too: bytes written and sealed
-/// since are no part of them.
+/// A member that returns gets every truncation that others remember, old ones too: they do not cover bytes
+/// written and sealed since.
 #[tokio::test]
 async fn a_repeated_truncation_leaves_what_was_sealed_since() {
     let world = World::new(EC).await;

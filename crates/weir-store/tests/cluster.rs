@@ -531,7 +531,7 @@ async fn a_returned_target_has_no_evicted_bytes() {
     }
 }
 
-/// A stripe comes back from home, without its former bytes, on all targets but `victim`, which is away.
+/// A stripe is recalled from home, without its former bytes, on all targets but `victim`, which is away.
 async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>]) {
     let token_epoch = *world.token_epoch.lock().unwrap();
     for (position, bytes) in world.encode(home).iter().enumerate() {

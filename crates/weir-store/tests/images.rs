@@ -295,7 +295,7 @@ impl Lab {
         let mut failed = 0;
         for stripe in 0..STRIPES {
             if position >= DATA {
-                // A parity member: its fragment is judged when it is decoded with.
+                // A parity member: its fragment is verified when it is an input of a decode.
                 let read = self.read(position, cell(stripe, position), ReadView::Base, Version(0)).await;
                 failed += usize::from(read.is_err());
                 continue;

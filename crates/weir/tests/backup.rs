@@ -297,7 +297,7 @@ fn offline_data_is_in_the_backup_or_is_named() {
     assert!(!there.join("lost").exists());
     let report = bench.run_weir(&["report", "data"]);
     assert!(report.contains("INCOMPLETE: 1 missing"), "{report}");
-    // It comes back: the next one has it, and shares the rest.
+    // It returns: the next one has it, and shares the rest.
     fs::remove_file(desk.data("lost")).unwrap();
     let whole = desk.backup();
     assert_eq!((&whole["whole"], &whole["linked"]), (&Value::Bool(true), &Value::from(2)), "{whole:#}");

@@ -1,5 +1,5 @@
-//! Claim: a volume goes home to S3 and to another Weir as it does to a directory, and comes back from there;
-//! a file is seen in S3 when it is complete, however movers die and names change meanwhile.
+//! Claim: a volume is shipped to S3 and to another Weir as to a directory, and recalled from there; a file
+//! shows in S3 when it is complete, with movers that die and names that change meanwhile.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

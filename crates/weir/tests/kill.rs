@@ -92,7 +92,7 @@ fn any_two_of_six_may_die_while_files_are_written_and_read() {
         assert!(fs::read_dir(dir).unwrap().count() > 4, "names still answer");
         fs::create_dir(dir.join("still")).unwrap();
         assert!(!third.is_finished());
-        // They come back: everything is readable and whole again.
+        // They return: everything is readable and complete again.
         cluster.up();
         third.join().unwrap().unwrap();
     });

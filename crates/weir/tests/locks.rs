@@ -225,7 +225,7 @@ found = one('select count(*) from t'), one('select n from c'), one('select max(t
 assert found == (int(sys.argv[2]),) * 3, found
 ";
 
-/// A database written from every mount at once, `steps` transactions each, and looked at from every mount.
+/// A database written from every mount at once, `steps` transactions each, and read from every mount.
 fn sqlite_from(mounts: usize, steps: usize) {
     let cluster = Cluster::start(mounts);
     let patience = PATIENCE + Duration::from_secs(1) * (mounts * steps) as u32;

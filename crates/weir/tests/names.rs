@@ -362,7 +362,7 @@ fn a_name_moved_elsewhere_is_not_cached_without_a_lease() {
         fs::create_dir(a.join(&to)).unwrap();
         fs::write(a.join(&from).join("f"), b"1").unwrap();
         fs::metadata(a.join(&from).join("f")).unwrap();
-        // The other mount makes the directory's lease go away, and comes back to it after the move.
+        // The other mount makes the directory's lease go away, and returns to it after the move.
         fs::write(b.join(&to).join("other"), b"2").unwrap();
         fs::rename(a.join(&from).join("f"), a.join(&to).join("f")).unwrap();
         assert_eq!(fs::metadata(a.join(&to).join("f")).unwrap().len(), 1);

@@ -71,7 +71,7 @@ impl Disk {
     fn mount(&self) {
         shell(&format!("mount -o loop {} {}", self.image().display(), self.path().display()));
     }
-    /// The power goes and comes back.
+    /// The power is cut and restored.
     fn cut_power(&self, cluster: &Cluster) {
         let pids = cluster.pids();
         let shut = Command::new("python3").args(["-c", SHUT_DOWN]).arg(self.path()).output().unwrap();

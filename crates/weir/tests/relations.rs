@@ -207,8 +207,8 @@ fn a_file_whose_writer_was_killed_is_complete_at_home_by_itself() {
     bench.assert_same();
 }
 
-/// A file that a snapshot holds has its bytes in more than one object; home gets the file's, and what comes
-/// back is the file's.
+/// A file that a snapshot holds has its bytes in more than one object; home gets the file's, and recalled
+/// bytes are the file's.
 #[test]
 fn changes_after_a_snapshot_are_shipped_as_they_are() {
     if !can_mount() {
@@ -256,7 +256,7 @@ fn data_held_by_a_snapshot_is_evicted_and_reads_as_before() {
     bench.evict(&path);
     (0..2).for_each(|n| assert!(shown(n) == then[n], "snapshot s{n} shows something else"));
     assert!(fs::read(&path).unwrap() == then[1], "what came back is not what was written");
-    // Written while a new one holds what came back, evicted when all are gone but one.
+    // Written while a new one holds the recalled bytes, evicted when all are gone but one.
     bench.run_weir(&["volume", "snapshot", "data", "s2"]);
     let written = change(2);
     for snapshot in ["s0", "s2"] {

@@ -51,7 +51,7 @@ fn a_mirror_of_a_directory_shows_changes_and_changes_nothing() {
     follow(&bench, &bench.url());
     let data = &bench.data;
     assert_eq!(fs::metadata(data.join("a/frames")).unwrap().len(), 9 << 20);
-    // A second name of a file counts when its directory was looked at.
+    // A second name of a file counts when its directory was read.
     wait_until("the volume to be as home is", PATIENCE, || Bench::tree(data) == Bench::tree(&bench.home));
     bench.wait_state("mirroring");
 

@@ -116,7 +116,7 @@ fn a_limit_holds_over_two_mounts_and_df_shows_it() {
         let in_b = fill(&b.join("b"));
         (in_a.join().unwrap(), in_b)
     });
-    // Both met it while the other still held a little, which comes back.
+    // Both met it while the other still held a little, which is returned.
     assert!(in_a + in_b <= limit, "{in_a} + {in_b}");
     let rest = fill(&a.join("a"));
     assert_eq!(in_a + in_b + rest, limit);

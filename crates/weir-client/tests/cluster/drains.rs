@@ -14,8 +14,8 @@ fn places(map: &ClusterMap) -> usize {
     map.groups.iter().flat_map(|g| &g.members).filter(|m| m.target == DRAINED).count()
 }
 
-/// Looks at each version of the map that arrives until the target has no place any more; returns how many
-/// there were, and fails at a member that is not current.
+/// Checks each version of the map that arrives until the target has no place any more; returns how many there
+/// were, and fails at a member that is not current.
 async fn watch(cluster: Cluster) -> usize {
     let mut seen = 0;
     loop {

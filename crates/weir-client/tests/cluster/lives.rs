@@ -684,8 +684,8 @@ fn a_leader_that_was_paused_takes_no_lease_away() {
     }
 }
 
-/// The writer dies with a target that has prepared or just committed its stripe, while another target is
-/// coming back.
+/// The writer dies with a target that has prepared or just committed its stripe, while another target
+/// returns.
 #[test]
 fn a_dead_writers_bytes_read_the_same_from_any_targets() {
     let (old, new) = (pattern(1, 0, CELL), pattern(2, 0, CELL));

@@ -21,7 +21,7 @@ struct Run {
     model: BTreeMap<u64, Vec<u8>>,
     down: Vec<u8>,
     faults: bool,
-    /// A target came back and was not repaired in time.
+    /// A target returned and was not repaired in time.
     lame: bool,
 }
 

@@ -123,7 +123,7 @@ fn evicted_data_takes_no_space_and_reads_unchanged() {
         let left = a.tier_state(ino).await.unwrap();
         assert_eq!((left.evicted, left.ranges, left.recalls.len()), (0, 0, 0));
         assert_eq!(a.usage(ROOT).await.unwrap().bytes, bytes.len() as u64);
-        // Parity came back with it.
+        // Parity was restored with it.
         lab.kill_storage(0);
         lab.kill_storage(3);
         let c = lab.client("c").await;
@@ -400,7 +400,7 @@ fn movers_that_die_or_come_late_change_nothing() {
     });
 }
 
-/// A target is away while stripes are evicted, and again while they come back.
+/// A target is away while stripes are evicted, and again while they are recalled.
 #[test]
 fn a_returned_target_has_no_evicted_bytes() {
     Lab::new(70).run(6, |lab| async move {
@@ -464,7 +464,7 @@ fn the_front_of_an_open_file_is_evicted_and_recalled() {
         same(&read(&a, h, 0, model.len() + 9).await, &model, "at the writer");
         a.release(h).await.unwrap();
         same(&whole(&b, ino).await, &model, "at another client");
-        // Parity came back with it.
+        // Parity was restored with it.
         lab.kill_storage(0);
         lab.kill_storage(3);
         let c = lab.client("c").await;

@@ -1,5 +1,5 @@
 //! Claims about small files, which are inline until several clients have them open: then their bytes go to
-//! targets, and neither these nor concurrent writes are lost, whichever client sends them, and also if a
+//! targets, and neither these nor concurrent writes are lost, with any client that sends them, and also if a
 //! lease is revoked in between.
 use crate::lab::*;
 use bytes::Bytes;

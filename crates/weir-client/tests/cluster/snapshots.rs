@@ -8,7 +8,7 @@ use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_proto::{InodeId, VolumeId};
 
 const V: VolumeId = VolumeId::ROOT;
-/// Files that a client has open beside the one that is looked at.
+/// Files that a client has open in addition to the one that is checked.
 const OTHER_OPEN_FILES: usize = 20;
 
 async fn open(c: &Client, ino: InodeId) -> Handle {

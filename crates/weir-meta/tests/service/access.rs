@@ -1,4 +1,4 @@
-//! What the rules for mounts allow a mount, for every kind of request.
+//! The rights that the rules for mounts give a mount, for every kind of request.
 use crate::common::*;
 use weir_env::sim::World;
 use weir_proto::access::{AccessRule, Grant, IdsAre, NOBODY, RootIs, VolumeGrant};
@@ -131,7 +131,7 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
         assert_eq!(kind(mount.call(&get("trusted.b")).await), ErrorKind::Name(NameRule::NoAttribute));
         let listed = mount.call(&ListXattr { session, cred: root(), ino }).await.unwrap();
         assert_eq!(listed.names, [b("user.a")]);
-        // As user nobody it has the rights of all users, and others are the users that they claim.
+        // As user 65534 it has the rights of all users, and others are the users that they claim.
         let by_root = mount.make(root(), shared, "one").await.unwrap().entry.attr;
         let by_user = mount.make(user(1000), shared, "two").await.unwrap().entry.attr;
         assert_eq!((by_root.uid, by_root.gid, by_user.uid), (NOBODY, NOBODY, 1000));

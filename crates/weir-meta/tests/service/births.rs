@@ -180,7 +180,7 @@ fn numbers_are_granted_only_where_no_create_can_be_refused() {
         let far = LeaseNames { session: a.session, dir, numbers: 4, now: far, uid: 0, gid: 0 };
         assert_eq!(a.call(&far).await.unwrap().numbers, 0, "the clocks are too far apart");
         assert_eq!(lease_names(&a, dir, u32::MAX).await.numbers, NUMBERS_MAX);
-        // A limit takes them away, and leaves a part of its allowance.
+        // A limit revokes them, and leaves a part of its allowance.
         limit_root(&other, 100).await;
         assert_eq!(a.revoked().last(), Some(&(dir, LeaseKind::Read)));
         let leased = lease_names(&a, dir, NUMBERS_MAX).await;

@@ -476,8 +476,8 @@ fn growth_behind_evicted_bytes_is_shipped_after_the_recall() {
     });
 }
 
-/// A volume changes its home: the new one may evict from now on, the old one may not. That has the only bytes
-/// of what was evicted: it is where they come back from, and is not removed, until the new one has them.
+/// A volume changes its home: the new one may evict from now on, the old one may not. That has the only copy
+/// of the evicted bytes: they are recalled from it, and it is not removed, until the new one has them.
 #[test]
 fn a_home_with_the_only_bytes_is_not_removed() {
     simulate(24, async |world| {

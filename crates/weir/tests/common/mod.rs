@@ -75,7 +75,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a shell script; panics with all that it said if it fails.
+/// Runs a shell script; panics with all its output if it fails.
 pub fn shell(script: &str) -> String {
     let output = Command::new("bash").args(["-euo", "pipefail", "-c", script]).output().unwrap();
     assert!(
@@ -123,10 +123,10 @@ pub fn ends(what: &str, child: &mut Child, patience: Duration) -> ExitStatus {
     }
 }
 
-/// A process of a cluster that stands still. It goes on when this value goes, when the test's process dies, and after a
-/// minute in any case: a file on a mount whose process stands still cannot even be closed, so whoever has one open would
-/// otherwise wait for ever, also at its own end. While it lasts a test touches nothing of that mount, and has nothing open
-/// there: to start a program would be to close it in that program.
+/// A stopped process of a cluster. It resumes when this value is dropped, when the test's process dies, and
+/// after a minute in any case: a file on a mount whose process is stopped cannot even be closed, so a program
+/// with an open one would otherwise wait for ever, also at its own end. Until then a test touches nothing of
+/// that mount, and has nothing open there: to start a program would be to close it in that program.
 pub struct Stopped(Child);
 
 impl Drop for Stopped {
@@ -257,7 +257,7 @@ impl Cluster {
         self.status_and_exit().0
     }
 
-    /// What `weir status` says, and what it exits with: 0 healthy, 1 degraded or a warning, 2 critical.
+    /// The output of `weir status`, and its exit status: 0 healthy, 1 degraded or a warning, 2 critical.
     pub fn status_and_exit(&self) -> (serde_json::Value, i32) {
         let output = self.try_run_weir(&["status", "--json"]);
         let code = output.status.code().unwrap();
@@ -265,7 +265,7 @@ impl Cluster {
         (serde_json::from_slice(&output.stdout).unwrap(), code)
     }
 
-    /// What a command says that knows the cluster by `--dir`.
+    /// The output of a command that finds the cluster by `--dir`.
     pub fn run_weir(&self, args: &[&str]) -> String {
         let output = self.try_run_weir(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -276,7 +276,7 @@ impl Cluster {
         weir(&[args, &["--dir", self.dir.to_str().unwrap()]].concat())
     }
 
-    /// Of all targets; none while one has not told yet how full it is.
+    /// Of all targets; none while one has not reported yet how full it is.
     pub fn used_bytes(&self) -> Option<u64> {
         let status = self.status();
         status["targets"].as_array().unwrap().iter().map(|t| t["used_bytes"].as_u64()).sum()
@@ -322,7 +322,7 @@ impl Cluster {
     /// Stops a process (SIGSTOP) until the value returned goes.
     pub fn stop(&self, name: &str) -> Stopped {
         let pid = self.pid(name).unwrap_or_else(|| panic!("{name} does not run"));
-        // Another process, so that it works whatever happens to this one, whose end it sees as the end of its
+        // Another process, so that it works also when this one dies, whose end it sees as the end of its
         // input.
         let script = "kill -STOP $0; read -t 60; kill -CONT $0";
         let mut helper = Command::new("bash");
@@ -431,11 +431,11 @@ pub fn find(top: &Path, args: &[&str]) -> Vec<String> {
     lines
 }
 
-/// What `weir volume …` says.
+/// The output of `weir volume …`.
 pub fn volume(cluster: &Cluster, args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&cluster.run_weir(&[&["volume"], args, &["--json"]].concat())).unwrap()
 }
-/// What it says when it refuses.
+/// Its message when it refuses.
 pub fn refused_volume(cluster: &Cluster, args: &[&str]) -> String {
     let output = cluster.try_run_weir(&[&["volume"], args].concat());
     assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));

@@ -40,7 +40,7 @@ impl Bench {
     pub fn url(&self) -> String {
         format!("file://{}", self.home.display())
     }
-    /// A home as it was before anybody thought of Weir: a file of many pieces, one with two names, a link.
+    /// A home with older files: a file of many parts, one with two names, a link.
     pub fn fill_home(&self) {
         let home = &self.home;
         fs::create_dir_all(home.join("a/b/c")).unwrap();
@@ -133,7 +133,7 @@ impl Bench {
         self.assert_same_as(&self.home);
     }
     pub fn assert_same_as(&self, home: &Path) {
-        // Closes are told late: the final times follow them.
+        // Closes are reported late: the final times follow them.
         let (started, mut same) = (std::time::Instant::now(), false);
         while !same && started.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(100));

@@ -19,7 +19,7 @@ pub struct S3 {
 }
 
 impl S3 {
-    /// None: the program is not installed, and nobody insists.
+    /// None: the program is not installed, and the test may be skipped.
     pub fn start() -> Option<S3> {
         let program = tool("versitygw")?;
         let root = tempfile::tempdir().unwrap();
@@ -27,7 +27,7 @@ impl S3 {
         let keys = root.path().join("keys");
         let text = format!("[mine]\naws_access_key_id = tester\naws_secret_access_key = {SECRET}\n");
         fs::write(&keys, text).unwrap();
-        // Somebody may take the port between our look and the server's: then another one.
+        // Another process may take the port between our check and the server's start: then another one.
         for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let at = format!("127.0.0.1:{port}");

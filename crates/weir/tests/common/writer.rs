@@ -11,7 +11,7 @@ const FILE_BYTES: usize = 1_500_000;
 /// Files, and the bytes that were written to them.
 pub type Files = Vec<(PathBuf, Vec<u8>)>;
 
-/// Writes whole files, and small pieces into one, until it is told to end: all that it was told is stored.
+/// Writes whole files, and small parts into one, until it is stopped: all acknowledged writes are stored.
 pub struct Writer {
     ends: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<Files>>,

@@ -95,7 +95,7 @@ impl Lockers {
     }
     fn ask(&mut self, who: usize, command: &str) -> String {
         let answer = self.0[who].ask(command);
-        // Of several locks in the way any may be told.
+        // Of several conflicting locks any may be reported.
         if answer.contains(' ') { "in the way".into() } else { answer }
     }
 }

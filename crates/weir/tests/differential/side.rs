@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const SLOTS: u64 = 5;
 const DIRECTORIES: u64 = 3;
 const NAMES: u64 = 5;
-/// Who acts: the superuser, and two users; the second is of the first one's group, too.
+/// The acting users: the superuser, and two users; the second is of the first one's group, too.
 const USERS: [(u32, u32, &[u32]); 3] = [(0, 0, &[]), (1001, 2001, &[]), (1002, 2002, &[2001])];
 const ATTRIBUTES: [&str; 5] = ["user.a", "user.b", "trusted.t", "security.s", "user.with.a.long.name"];
 
@@ -425,7 +425,7 @@ impl Side {
         }
     }
 
-    /// The kernel tells of a last close after `close` has returned: a lock ends before.
+    /// The kernel reports a last close after `close` has returned: a lock ends before.
     fn close(&mut self, slot: u64) -> bool {
         let Some(fd) = self.slots[slot as usize].take() else { return false };
         fs::flock(&fd, FlockOperation::Unlock).unwrap();
@@ -492,7 +492,7 @@ fn holes(fd: &OwnedFd) -> Result<String, Errno> {
     Ok(format!("{size} bytes"))
 }
 
-/// This thread acts as somebody else; the saved user stays the superuser.
+/// This thread acts as another user; the saved user stays the superuser.
 fn become_user(uid: u32, gid: u32, groups: &[u32]) {
     let root = Uid::from_raw(0);
     thread::set_thread_res_uid(root, root, root).unwrap();

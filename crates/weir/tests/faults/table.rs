@@ -12,7 +12,7 @@ const WHY_MEDIAN: Duration = Duration::from_secs(2);
 
 /// A cluster with an administrator.
 pub trait Administered {
-    /// What a command of the administrator says.
+    /// The output of a command of the administrator.
     fn administer(&self, args: &[&str]) -> Output;
 }
 
@@ -28,10 +28,10 @@ impl Administered for Machines {
     }
 }
 
-/// What is to be said.
+/// The expected text.
 #[derive(Clone, Copy)]
 pub struct Expected<'a> {
-    /// Of a trouble; empty: it is no trouble of the cluster.
+    /// Of a trouble; empty: the cluster reports no trouble.
     pub code: &'a str,
     pub exit: i32,
     /// What `weir why` is asked about.
@@ -52,7 +52,7 @@ struct Row {
     right: bool,
 }
 
-/// What was found; it is printed and judged at its end.
+/// The results; they are printed and compared at the end.
 #[derive(Default)]
 pub struct Table(Vec<Row>);
 
