@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RULES = ROOT / "scripts/prose.toml"
-AREAS = ["docs", "decisions", "help", "messages", "comments"]
+AREAS = ["docs", "decisions", "help", "messages", "comments", "tests"]
 SHOWN = re.compile(r"clap::|macro_rules! sections")  # files whose `///` users see: of the command line, and of the keys of weir.toml
 WORDS_MIN = 3  # a text of the code with fewer words is a name
 ITEM = re.compile(r"(pub(\(\w+\))? )?(async )?(fn|const|static|type|trait|impl|struct|enum|mod)\b")  # clap shows no comments of these
@@ -94,6 +94,9 @@ def texts():
     for source in sorted(ROOT.glob("crates/*/src/**/*.rs")):
         for number, text in comments(source):
             yield "comments", source, number, text
+    for source in sorted(ROOT.glob("crates/*/tests/**/*.rs")):
+        for number, text in comments(source):
+            yield "tests", source, number, text
 
 
 def lower(counts):

@@ -861,7 +861,7 @@ fn root_of_a_mount_is_nobody_where_a_rule_says_so() {
         assert_eq!(errno(done), libc::EACCES, "{what}");
     }
     assert!(fs::read(here.join("d/public")).unwrap() == pattern(1, 100_000), "what all may read it may, too");
-    // Files that it makes belong to user nobody, and it sees the true owners.
+    // Files that it makes belong to user 65534, and it sees the true owners.
     fs::write(here.join("all/mine"), b"mine").unwrap();
     fs::set_permissions(here.join("all/mine"), fs::Permissions::from_mode(0o600)).unwrap();
     let owner = |path: &str| fs::metadata(here.join(path)).map(|m| (m.uid(), m.gid())).unwrap();

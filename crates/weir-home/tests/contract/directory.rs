@@ -203,7 +203,7 @@ async fn a_full_home_says_so_keeps_what_it_has_and_goes_on_with_space() {
     let reader = home.open_read(&path("f"), &ours(&f)).await.unwrap();
     let read = reader.read_at(0, synced as usize).await.unwrap().concat();
     assert!(read.len() as u64 == synced && read.iter().all(|b| *b == 7));
-    // Nor is there space for names, after a number of them.
+    // A full home has no space for names either, after a number of them.
     let mut n = 0;
     let fault = loop {
         match home.make(&path(format!("n{n}")), &Make::File, &attrs(0o644)).await {
