@@ -253,7 +253,7 @@ impl Data {
 
     /// Waits for a map newer than `version`, at most `patience`.
     pub async fn wait_newer(&self, version: u64, patience: Duration) {
-        // No newer map is not an error here: the caller looks again.
+        // No newer map is not an error here: the caller checks again.
         let _ = self.cluster.wait_newer(version, patience).await;
     }
 

@@ -26,7 +26,7 @@ const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// A read that needs a member under repair waits this long for it: most groups are repaired in well under a
 /// second.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(10);
-/// The interval at which a read that lacks fragments looks for them again, with or without a new map.
+/// The interval at which a read that lacks fragments asks for them again, with or without a new map.
 const LOSS_PAUSE: Duration = Duration::from_millis(500);
 
 /// Part of a data cell: `start` is a multiple of CHECKSUM_BLOCK, `len` too or up to the cell's end.

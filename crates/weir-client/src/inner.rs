@@ -256,7 +256,7 @@ impl Inner {
         let before = if st.pages.are_attributes_lent() { st.shown(true) } else { None };
         self.apply_to(st, entry, revoke_clock);
         let differs = |a: &Stat, b: &Stat| {
-            // The kernel looks after access times: it asks for them after a read.
+            // The kernel maintains access times: it asks for them after a read.
             let reported = |s: &Stat| {
                 let a = &s.attr;
                 (a.mode, a.uid, a.gid, a.nlink, a.size, a.allocated, a.evicted, a.mtime, a.ctime)

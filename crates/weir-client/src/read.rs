@@ -372,7 +372,7 @@ impl Inner {
         Ok(Local { assembly, layout, data_change, keep, size, being_fetched, seen })
     }
 
-    /// Whether bytes may have been evicted since a look: the lease was not held all the time, or this client
+    /// Whether bytes may have been evicted since `seen`: the lease was not held all the time, or this client
     /// itself has evicted, and the file was truncated.
     pub async fn was_evicted(&self, inode: &Inode, seen: Seen) -> Result<bool> {
         {

@@ -136,7 +136,7 @@ pub fn map_errno(errno: i32) -> (FaultKind, ErrorKind, &'static str) {
         _ => (
             Unreachable,
             ErrorKind::Unavailable,
-            "it is tried again; look after the server of home if it stays so",
+            "it is tried again; check the server of home if it stays so",
         ),
     }
 }

@@ -223,7 +223,7 @@ impl HomeLane {
 
     fn silent(&self, doing: &str, why: &str) -> Fault {
         Fault::Unreachable(Error::unavailable(format!(
-            "{doing}: {} does not answer ({why}); it is tried again: look after its server or its mount",
+            "{doing}: {} does not answer ({why}); it is tried again: check its server or its mount",
             self.home
         )))
     }

@@ -76,9 +76,9 @@ pub fn map_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
         ErrorKind::Denied | ErrorKind::Name(NameRule::NotOwner) => (Denied, "the mover must be root at home"),
         ErrorKind::NotFound | ErrorKind::Exists => strange,
         ErrorKind::Stale | ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io => {
-            (Unreachable, "it is tried again; look after the cluster of home if it stays so")
+            (Unreachable, "it is tried again; check the cluster of home if it stays so")
         }
-        ErrorKind::Damaged => (Broken, "home has lost it: look after the targets of the cluster of home"),
+        ErrorKind::Damaged => (Broken, "home has lost it: check the targets of the cluster of home"),
         ErrorKind::Invalid | ErrorKind::Unsupported => never,
         ErrorKind::Name(rule) => match rule {
             NameRule::NotDirectory | NameRule::IsDirectory | NameRule::NotEmpty | NameRule::Loop => strange,

@@ -89,7 +89,7 @@ impl Absent {
         all
     }
 
-    /// Whether one of them may hold something in a volume that conflicts with a look, or with a change.
+    /// Whether one of them may hold something in a volume that conflicts with a read, or with a change.
     pub fn conflicts(&self, volume: VolumeId, changes: bool) -> bool {
         let needed = if changes { Usage::Reads } else { Usage::Writes };
         self.anything || self.volumes.get(&volume).is_some_and(|held| *held >= needed)

@@ -254,7 +254,7 @@ fn assert_same(first: &[u8], got: &[u8], what: &str) {
     let tail = |bytes: &[u8]| bytes.iter().skip(parted).take(12).copied().collect::<Vec<_>>();
     assert!(
         first == got,
-        "{what}: {} bytes, and {} at the first look; at {parted} {:?}, and {:?} then",
+        "{what}: {} bytes, and {} at the first read; at {parted} {:?}, and {:?} then",
         got.len(),
         first.len(),
         tail(got),

@@ -211,7 +211,7 @@ impl Snapshots {
                     let lengths = (first.len(), got.len());
                     assert!(
                         *first == got,
-                        "{what}: not what it was at the first look: {lengths:?} bytes, {differs:?}"
+                        "{what}: not as at the first comparison: {lengths:?} bytes, {differs:?}"
                     );
                 }
                 None => drop(taken.shared.insert(name, got)),

@@ -13,7 +13,7 @@ use weir_proto::version::Program;
 
 /// A report that fails within this is repeated the next time.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Without its leader a mover looks for it for a while in each failover.
+/// Without its leader a mover searches for it for a while in each failover.
 const UNREACHED_AFTER: Duration = Duration::from_secs(20);
 
 /// Determines the condition of this process.

@@ -27,7 +27,7 @@ pub(super) struct Timers {
 struct State {
     set: BTreeMap<(Instant, u64), Waker>,
     last_number: u64,
-    /// When the task looks next.
+    /// When the task wakes next.
     wakes_at: Instant,
     /// The runtime has ended.
     ended: bool,

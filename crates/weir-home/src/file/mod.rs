@@ -289,7 +289,7 @@ impl Home for FileHome {
     }
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>> {
         let p = path.clone();
-        Box::pin(async move { self.call("look", &[path], move |s| s.stat(&p)).await })
+        Box::pin(async move { self.call("stat", &[path], move |s| s.stat(&p)).await })
     }
     fn list<'a>(
         &'a self,

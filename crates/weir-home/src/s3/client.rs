@@ -117,7 +117,7 @@ pub fn map_status(status: u16, code: &str) -> (FaultKind, ErrorKind, &'static st
         // Among them: SlowDown, RequestTimeout, a conflict of two requests, BadDigest (bytes damaged in
         // transit).
         (408 | 409 | 425 | 429 | 500..=599, _) | (400, "RequestTimeout" | "BadDigest" | "IncompleteBody") => {
-            (Unreachable, ErrorKind::Unavailable, "it is tried again; look after the service if it stays so")
+            (Unreachable, ErrorKind::Unavailable, "it is tried again; check the service if it stays so")
         }
         _ => (Broken, ErrorKind::Unsupported, "the home cannot store this; rename the file or exclude it"),
     }

@@ -283,7 +283,7 @@ impl Home for S3Home {
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>> {
         let p = path.clone();
         Box::pin(async move {
-            let found = self.call("look", &[path], move |s| s.stat(&p)).await?;
+            let found = self.call("stat", &[path], move |s| s.stat(&p)).await?;
             Ok(found.map(|found| self.to_here(found)))
         })
     }

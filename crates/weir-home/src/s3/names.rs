@@ -65,7 +65,7 @@ impl Inner {
         self.client.head(&self.key(path, FileKind::Directory)?).map_err(failed)
     }
 
-    /// Like `look`, if a directory is expected: foreign directories have no objects of their own.
+    /// Like `stat_entry`, if a directory is expected: foreign directories have no objects of their own.
     fn find_expected(&self, path: &HomePath, expect: &Expect) -> Outcome<Option<Object>> {
         let found = self.stat_entry(path)?;
         let is_dir = expect.fingerprint().kind == FileKind::Directory;

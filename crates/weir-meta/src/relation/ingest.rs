@@ -140,7 +140,7 @@ pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> 
     let Some(record) = store::find_relation(txn, relation)? else { return Ok(false) };
     let (start, end) = keys::range_of_short(b'B', relation.0);
     let next = store::collect(txn, &start, &end, 1, |key, value| {
-        let cookie = <[u8; 8]>::try_from(value).map_err(|_| Error::damaged("a mark of a look is damaged"))?;
+        let cookie = <[u8; 8]>::try_from(value).map_err(|_| Error::damaged("a mark of a scan is damaged"))?;
         Ok((InodeId(store::number_of(key)?), u64::from_le_bytes(cookie)))
     })?;
     let Some((dir, cookie)) = next.into_iter().next() else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! One step on the shared tree: a change or a look, and its comparison with the model.
+//! One step on the shared tree: a change or an inspection, and its comparison with the model.
 use super::{
     Change, DIRECTORY_MODE, DIRS_MAX, FILE_BYTES_MAX, FILE_MODE, FILES_MAX, Held, MARK, NAMES, Place, State,
     Tree, read_tree,

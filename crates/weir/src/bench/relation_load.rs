@@ -29,7 +29,7 @@ const POLL: Duration = Duration::from_millis(20);
 const RESUME_PATIENCE: Duration = Duration::from_secs(60);
 /// Rates are measured over this time.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Frames in flight that one check looks for.
+/// Frames in flight that one check searches for.
 const ASKED_MAX: usize = 64;
 /// A file is written in parts of this size.
 pub const PART: usize = 1 << 20;

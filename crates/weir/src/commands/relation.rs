@@ -337,7 +337,7 @@ pub async fn require_allowed(url: &str, at: &Status) -> Outcome<()> {
     let user = own_cred().uid;
     // The movers of a cluster that is named by its directory run as the user who ran `weir up`.
     let movers_user = match at.local()? {
-        Some(place) => Some(std::fs::metadata(&place.dir).doing("look whose the cluster is")?.uid()),
+        Some(place) => Some(std::fs::metadata(&place.dir).doing("find the owner of the cluster")?.uid()),
         None => None,
     };
     if user == 0 || movers_user == Some(user) {

@@ -184,7 +184,7 @@ fn no_volume(path: &Path, what: &str) -> Failure {
 fn no_trash(path: &Path) -> Failure {
     Failure::new(
         Error::not_found(format!("no volume around {} has a trash", path.display())),
-        "`weir volume policy VOLUME --trash 7d` gives it one; --at DATE looks in snapshots and backups",
+        "`weir volume policy VOLUME --trash 7d` gives it one; --at DATE searches snapshots and backups",
     )
 }
 

@@ -89,7 +89,7 @@ pub fn support(args: &SupportArgs) -> Outcome<()> {
         true => "It holds names of files, and no secrets",
         false => "Names of files and secrets were removed",
     };
-    println!("{}: {}. {held}; look through it before you send it.", path.display(), table::bytes(bytes));
+    println!("{}: {}. {held}; review it before you send it.", path.display(), table::bytes(bytes));
     Ok(())
 }
 

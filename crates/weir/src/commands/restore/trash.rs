@@ -47,7 +47,7 @@ fn newest(trash: &Path, below: &Path) -> Outcome<(PathBuf, String)> {
     let part = found.ok_or_else(|| {
         Failure::new(
             Error::not_found(format!("nothing of {} is in {}", below.display(), trash.display())),
-            "replaced and truncated files are not in the trash; `--at DATE` looks in snapshots and backups",
+            "replaced and truncated files are not in the trash; `--at DATE` searches snapshots and backups",
         )
     })?;
     Ok((part.join(below), part.display().to_string()))
