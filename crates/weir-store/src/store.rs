@@ -28,7 +28,7 @@ use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, TargetId, Version};
 
-/// Cells dropped, or looked through for missing fragments, in one transaction.
+/// Cells dropped, or searched for missing fragments, in one transaction.
 pub(crate) const DROP_BATCH: usize = 256;
 /// Entries of one listing.
 const LIST_MAX: u32 = 4096;
