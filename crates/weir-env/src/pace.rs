@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hiccup_changes_nothing() {
+    fn one_slow_task_changes_nothing() {
         let pace = Pace::new(LIMIT);
         let with_hiccups = (0..500).map(|n| if n % 20 == 19 { Duration::from_secs(1) } else { FAST });
         assert_eq!(here(&pace, with_hiccups), 500);

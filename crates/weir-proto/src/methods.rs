@@ -194,7 +194,7 @@ mod tests {
 
     /// Requests of a single kind of node are separate from those of clients.
     #[test]
-    fn the_doors_that_matter_are_closed() {
+    fn requests_of_one_role_are_refused_from_others() {
         let may = |number: u16| find(number).map(|m| m.by);
         let only = |senders: &[Sender]| Some(Senders::of(senders));
         for number in [1, 2, 6] {

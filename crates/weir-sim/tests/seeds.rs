@@ -227,7 +227,7 @@ fn a_limit_holds_and_all_of_it_can_be_used() {
 
 /// Disks with injected faults fail while they are in use.
 #[test]
-fn faults_of_disks_bite() {
+fn faults_of_disks_have_an_effect() {
     use FaultKind::*;
     for kind in [ReadErrors, WriteErrors, SyncErrors, SyncErrorsMeta, LostWrites, MisdirectedWrites] {
         let options = Options { faults: vec![kind], ..Options::default() };
