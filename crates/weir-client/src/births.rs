@@ -127,21 +127,25 @@ impl Inner {
         let (revoke_clock, now) = (self.revoke_clock(), self.now());
         let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now, uid, gid };
         let leased = self.session.ask(self.deadline(), ask).await;
-        let mut granted = None;
         if let Ok(leased) = &leased {
             self.apply(&leased.entry, revoke_clock);
-            let limits = Limits { account: leased.account, of_bytes: leased.limits_bytes };
-            let NamesLeased { first, numbers, .. } = *leased;
-            let layout = leased.layout.filter(|_| numbers > 0);
-            granted = layout.map(|layout| Granted { first, numbers, layout, limits });
         }
-        let st = dir.lock();
-        let holds = st.lease.is_write() && !st.lease.is_revoked_since(revoke_clock);
-        self.tables.births.lock().asked(dir.ino, granted.filter(|_| holds), self.env.clock.now());
-        drop(st);
+        self.take_names(dir, leased.as_ref().ok(), revoke_clock);
         if let Err(e) = leased {
             tracing::debug!("names of directory {}: {e}", dir.ino);
         }
+    }
+
+    /// Files may be created in the directory locally, if the leader gave numbers and the lease is still held.
+    pub fn take_names(&self, dir: &Inode, leased: Option<&NamesLeased>, revoke_clock: u64) {
+        let given = leased.filter(|leased| leased.numbers > 0).and_then(|leased| {
+            let limits = Limits { account: leased.account, of_bytes: leased.limits_bytes };
+            let NamesLeased { first, numbers, layout, .. } = *leased;
+            Some(Granted { first, numbers, layout: layout?, limits })
+        });
+        let st = dir.lock();
+        let holds = st.lease.is_write() && !st.lease.is_revoked_since(revoke_clock);
+        self.tables.births.lock().asked(dir.ino, given.filter(|_| holds), self.env.clock.now());
     }
 }
 

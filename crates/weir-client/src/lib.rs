@@ -39,6 +39,7 @@ mod locks;
 mod maps;
 mod member;
 mod names;
+mod new_names;
 mod plan;
 mod prefetch;
 mod read;

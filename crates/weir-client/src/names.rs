@@ -218,7 +218,7 @@ impl Inner {
         change.end(Outcome::Leads(ino));
     }
 
-    fn made(&self, change: NameChange, made: Made, revoke_clock: u64) -> Stat {
+    pub fn made(&self, change: NameChange, made: Made, revoke_clock: u64) -> Stat {
         let stat = self.apply(&made.entry, revoke_clock);
         self.end_name_change(
             change,
@@ -232,6 +232,9 @@ impl Inner {
 
     pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: NewMode) -> Result<Stat> {
         check_name(name)?;
+        if self.builds_a_tree(cred) {
+            return self.mkdir_with_names(cred, parent, name, mode).await;
+        }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mkdir {
@@ -321,6 +324,7 @@ impl Inner {
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
             .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+        self.tables.births.lock().close(removed.ino);
         self.removed(change, removed, revoke_clock);
         Ok(())
     }

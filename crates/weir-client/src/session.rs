@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::{Backoff, BoxFuture, Env, Instant, Retry};
-use weir_proto::births::{CreateMany, RemoveMany};
+use weir_proto::births::{CreateMany, MkdirWithNames, RemoveMany};
 use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
 use weir_proto::meta::{
     HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
@@ -379,7 +379,9 @@ impl Session {
     async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
         let reports = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD];
         let of_volumes = [ReserveSpace::METHOD, ReserveQuota::METHOD, GetWriteFloors::METHOD];
-        let is_exempt = reports.contains(&R::METHOD) || of_volumes.contains(&R::METHOD);
+        // It has waited for those of its directory.
+        let is_mkdir = R::METHOD == MkdirWithNames::METHOD;
+        let is_exempt = is_mkdir || reports.contains(&R::METHOD) || of_volumes.contains(&R::METHOD);
         if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
             return Ok(());
         }

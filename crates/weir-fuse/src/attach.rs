@@ -5,6 +5,7 @@ use crate::doing::{Doing, hinted};
 use crate::kernel::Notices;
 use crate::locks::Waits;
 use crate::mounted::{Mounted, OwnActs, OwnAttributes};
+use crate::request_bytes::request_bytes;
 use crate::transport::{self, Transport};
 use crate::work::Work;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
@@ -24,9 +25,6 @@ use weir_proto::{Error, InodeId, Result};
 const READ_AHEAD_KIB: u32 = 2048;
 /// The subtype in the type of our mounts, which the kernel shows.
 const SUBTYPE: &str = "weir";
-/// Largest read of the kernel: one cell of the default size. A read across two cells would have to be joined
-/// for the reply, which costs more than a second request.
-const READ_BYTES_MAX: u32 = 512 << 10;
 /// A remount is retried this number of times, after these pauses, while files that were closed a moment ago
 /// are being released.
 const BUSY_TRIES_MAX: u32 = 100;
@@ -159,7 +157,7 @@ pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Resu
         MountOption::FSName(options.source.clone()),
         MountOption::Subtype(SUBTYPE.into()),
         MountOption::DefaultPermissions,
-        MountOption::CUSTOM(format!("max_read={READ_BYTES_MAX}")),
+        MountOption::CUSTOM(format!("max_read={}", request_bytes())),
     ];
     let asked = [
         (options.read_only, MountOption::RO),

@@ -3,8 +3,9 @@
 //! a task.
 //!
 //! Requests that need more than a few lines continue in the modules below, by their subject.
-use crate::mounted::{Mounted, REQUEST_BYTES_MAX};
+use crate::mounted::Mounted;
 use crate::replies::*;
+use crate::request_bytes::request_bytes;
 use crate::snapshots::{is_snapshot, is_snapshot_handle};
 use crate::{credentials, translate as tr};
 use fuser::{
@@ -68,9 +69,9 @@ impl Filesystem for Mounted {
             let _ = config.add_capabilities(wanted);
         }
         self.maps_direct = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        let _ = config.set_max_write(REQUEST_BYTES_MAX);
+        let _ = config.set_max_write(request_bytes());
         let _ = config.set_max_background(BACKGROUND_MAX);
-        if let Err(most) = config.set_max_readahead(REQUEST_BYTES_MAX) {
+        if let Err(most) = config.set_max_readahead(request_bytes()) {
             let _ = config.set_max_readahead(most);
         }
         Ok(())

@@ -19,6 +19,7 @@ mod locks;
 mod mounted;
 mod pending_request;
 mod replies;
+mod request_bytes;
 mod ring;
 mod ring_header;
 mod ring_slot;

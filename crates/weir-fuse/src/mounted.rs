@@ -17,9 +17,6 @@ use weir_env::BufferPool;
 use weir_proto::meta::Cred;
 use weir_proto::{InodeId, Result};
 
-/// Largest request, in bytes: the kernel's limit of 256 pages.
-pub const REQUEST_BYTES_MAX: u32 = 1 << 20;
-
 /// Answers for attributes of ours (`weir.layout`, …): inode, name → text.
 pub type OwnAttributes = Arc<dyn Fn(&Client, InodeId, &str) -> OwnAnswer + Send + Sync>;
 

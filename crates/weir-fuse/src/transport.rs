@@ -4,7 +4,8 @@
 //! to get the other.
 use crate::doing::hinted;
 use crate::kernel::Notices;
-use crate::mounted::{Mounted, REQUEST_BYTES_MAX};
+use crate::mounted::Mounted;
+use crate::request_bytes::request_bytes;
 use crate::ring::Rings;
 use fuser::{BackgroundSession, Config, Session};
 use std::fmt;
@@ -137,7 +138,7 @@ fn with_rings(
     if switch.is_ok_and(|text| text.trim() == "N") {
         return Err(unsupported());
     }
-    let rings = Rings::new(REQUEST_BYTES_MAX as usize).map_err(|e| refused("make an io_uring", &e))?;
+    let rings = Rings::new(request_bytes() as usize).map_err(|e| refused("make an io_uring", &e))?;
     let mut config = config.clone();
     config.n_threads = Some(DEVICE_THREADS);
     let session = Session::new(mounted(true), path, &config).map_err(|e| match e.kind() {

@@ -93,6 +93,15 @@ impl Grants<'_> {
             (reply.first, reply.numbers, reply.layout) = (InodeId(0), 0, None);
         }
     }
+    /// The names of a directory that was made just now. A repeated reply gives none: the session may have
+    /// returned them since.
+    pub fn new_names(&mut self, reply: &mut NamesLeased) {
+        if self.first && reply.numbers > 0 {
+            return self.names(reply.entry.attr.ino, reply);
+        }
+        (reply.first, reply.numbers, reply.layout) = (InodeId(0), 0, None);
+        self.entry(&mut reply.entry);
+    }
     /// A file that its client has held exclusively since it created it. The client reports its present number
     /// of opens, even if it has done so before on another connection.
     pub fn born(&mut self, dir: InodeId, born: &Birth) {

@@ -26,7 +26,7 @@ use crate::reach::{
 use crate::relation::{admin, home_place};
 use std::sync::Arc;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::births::{CreateMany, LeaseNames, RemoveMany};
+use weir_proto::births::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
@@ -184,6 +184,11 @@ operations_of_mounts! {
         g.leases.mark_orphan(reply.attr.ino);
     };
     LeaseNames: |r| changes(r.dir), touch births::lease_names, |r, reply, g| g.names(r.dir, reply);
+    MkdirWithNames as cred of name: |r| changes(r.parent),
+        change births::mkdir_with_names, |r, reply, g| {
+            g.new_names(&mut reply.names);
+            g.directory(r.parent, &mut reply.parent_lease);
+        };
     CreateMany as cred of_many births: |r| changes(r.dir), change births::create_many, |r, reply, g| {
         r.births.iter().for_each(|born| g.born(r.dir, born));
     };

@@ -7,7 +7,7 @@
 //! all.
 use crate::map::Layout;
 use crate::message;
-use crate::meta::{Attr, Cred, Entry, Op, Time};
+use crate::meta::{Attr, Cred, Entry, Lease, Op, Time};
 use crate::quota::Account;
 use crate::{InodeId, SessionId};
 use bytes::Bytes;
@@ -48,6 +48,27 @@ message!(NamesLeased {
     account: Account,
     /// Limits of bytes are among them: space for data is reserved first.
     limits_bytes: bool,
+});
+message!(
+    /// Makes a directory, with a Write lease on it and inode numbers: its maker will create files there.
+    MkdirWithNames = 425 by [Mount, Mover, Console] -> MadeWithNames {
+        op: Op,
+        cred: Cred,
+        parent: InodeId,
+        name: Bytes,
+        mode: u32,
+        umask: u32,
+        /// How many numbers are wanted; the leader may give fewer.
+        numbers: u32,
+        /// The client's clock.
+        now: Time,
+    }
+);
+message!(MadeWithNames {
+    /// The new directory. Without numbers its lease is as after a `Mkdir`.
+    names: NamesLeased,
+    parent_attr: Attr,
+    parent_lease: Lease,
 });
 message!(
     /// Files that were created under a Write lease on a directory, in the order of their numbers.

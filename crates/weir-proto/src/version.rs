@@ -24,6 +24,8 @@ pub const LEVEL_OF_REPLACEMENT: u16 = 3;
 pub const LEVEL_OF_HOLDS: u16 = 4;
 /// From this one on, a volume may have a write floor.
 pub const LEVEL_OF_FLOORS: u16 = 4;
+/// From this one on, a client may make a directory together with a lease on its names.
+pub const LEVEL_OF_NEW_NAMES: u16 = 4;
 
 message!(
     /// Versions of a node's program.

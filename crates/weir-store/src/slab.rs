@@ -66,6 +66,8 @@ struct SyncGroup {
     tickets: u64,
     synced: u64,
     running: bool,
+    /// A sync is queued for another thread. Only those that hold no thread wait for its begin.
+    queued: bool,
     /// A sync failed, and so does every later one.
     failed: Option<String>,
     /// What waits for the end of the running sync without a thread.
@@ -195,18 +197,15 @@ impl Slabs {
             self.forget(extent);
             self.error("sync", extent.addr, &e)
         };
-        let (mine, mut has_waited) = (slab.ticket(), false);
-        let ended = std::future::poll_fn(|cx| slab.poll_turn(mine, cx, &mut has_waited)).await;
-        if ended.map_err(failed)? {
-            return Ok(());
-        }
-        // One that others let wait leaves their thread to what they do next. The sync is claimed by the
-        // thread that makes it, so that no thread waits for one that has none.
-        let synced = match tasks.may_block() && !has_waited {
-            true => slab.sync_for(mine, self.traffic.as_deref()),
-            false => {
+        // One that others let wait leaves their thread to what they do next.
+        let (mine, mut here) = (slab.ticket(), tasks.may_block());
+        let ended = std::future::poll_fn(|cx| slab.poll_turn(mine, cx, &mut here)).await;
+        let synced = match (ended.map_err(failed)?, here) {
+            (true, _) => return Ok(()),
+            (false, true) => slab.sync_for(mine, self.traffic.as_deref()),
+            (false, false) => {
                 let (slab, traffic) = (slab.clone(), self.traffic.clone());
-                tasks.blocking(move || slab.sync_for(mine, traffic.as_deref())).await
+                tasks.blocking(move || slab.sync_queued(mine, traffic.as_deref())).await
             }
         };
         synced.map_err(failed)
@@ -506,14 +505,25 @@ impl Slab {
         }
     }
 
-    /// True: the write with this ticket is durable. False: it needs a sync, and none is running.
-    fn poll_turn(&self, mine: u64, cx: &Context<'_>, has_waited: &mut bool) -> Poll<io::Result<bool>> {
+    /// The same for a sync that was queued. A caller that blocks does not wait for that, so one of them may
+    /// have made the write durable before.
+    fn sync_queued(&self, mine: u64, traffic: Option<&Traffic>) -> io::Result<()> {
+        lock(&self.group).queued = false;
+        let synced = self.sync_for(mine, traffic);
+        let waiting = std::mem::take(&mut lock(&self.group).waiting);
+        waiting.into_iter().for_each(Waker::wake);
+        synced
+    }
+
+    /// True: the write with this ticket is durable. False: it needs a sync, which the caller makes, `here` or
+    /// as a queued one for which the others wait.
+    fn poll_turn(&self, mine: u64, cx: &Context<'_>, here: &mut bool) -> Poll<io::Result<bool>> {
         let mut group = lock(&self.group);
-        match group.turn(mine)? {
+        match group.claim(mine, *here)? {
             Turn::Synced => Poll::Ready(Ok(true)),
             Turn::Free => Poll::Ready(Ok(false)),
             Turn::Running => {
-                *has_waited = true;
+                *here = false;
                 group.waiting.push(cx.waker().clone());
                 Poll::Pending
             }
@@ -550,6 +560,19 @@ impl SyncGroup {
             false => Turn::Free,
         })
     }
+
+    /// The same for a caller that holds no thread while it waits: of several that need a sync, the first one
+    /// makes it (`here`) or queues it.
+    fn claim(&mut self, mine: u64, here: bool) -> io::Result<Turn> {
+        Ok(match self.turn(mine)? {
+            Turn::Free if self.queued => Turn::Running,
+            Turn::Free => {
+                self.queued = !here;
+                Turn::Free
+            }
+            turn => turn,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -565,6 +588,10 @@ mod tests {
         (group.synced, group.running) = (2, false);
         assert!(matches!(group.turn(2), Ok(Turn::Synced)));
         assert!(matches!(group.turn(3), Ok(Turn::Free)), "written while the sync ran");
+        assert!(matches!(group.claim(3, true), Ok(Turn::Free)), "made here");
+        assert!(matches!(group.claim(3, false), Ok(Turn::Free)), "queued");
+        assert!(matches!(group.claim(3, false), Ok(Turn::Running)), "one queues it for all");
+        assert!(matches!(group.turn(3), Ok(Turn::Free)), "who blocks waits for no queue");
         group.failed = Some("the disk".into());
         for mine in [2, 3] {
             assert!(group.turn(mine).is_err(), "after a failed sync nothing is known to be durable");

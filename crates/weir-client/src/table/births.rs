@@ -5,7 +5,7 @@
 //! changes are reported in their order. Pure: messages and inodes are the caller's.
 use crate::inode::{Inode, Limits};
 use bytes::Bytes;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -20,8 +20,10 @@ use weir_proto::{Error, InodeId};
 const CREATES_WITHIN: Duration = Duration::from_secs(1);
 /// After a refusal the leader is not asked again for this time.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
-/// Directories whose creates are counted.
+/// Directories whose creates are counted: beyond twice as many as are in use, idle ones are dropped.
 const DIRS_MAX: usize = 1024;
+/// Directories whose names this client has. Beyond that, new ones are made without.
+const OPEN_MAX: usize = 16 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum What {
@@ -67,7 +69,40 @@ impl Births {
 #[derive(Default)]
 pub struct Log {
     dirs: BTreeMap<InodeId, Dir>,
+    /// Those with unreported changes.
+    reporting: BTreeSet<InodeId>,
+    /// How many are open.
+    open: usize,
+    sweep_at: usize,
     serial: u64,
+    pace: Pace,
+}
+
+/// How much this client makes, in all directories.
+#[derive(Default)]
+struct Pace {
+    since: Option<Instant>,
+    by_messages: u32,
+    serial: u64,
+    /// In the period before.
+    before: u64,
+}
+
+impl Pace {
+    fn in_period(&self, serial: u64) -> u64 {
+        u64::from(self.by_messages) + serial - self.serial
+    }
+    /// Something is made by a message, after `serial` local changes. Returns how much was made lately.
+    fn note(&mut self, serial: u64, now: Instant) -> u64 {
+        let age = self.since.map(|since| now.since(since));
+        if age.is_none_or(|age| age > CREATES_WITHIN) {
+            let is_next = age.is_some_and(|age| age <= 2 * CREATES_WITHIN);
+            self.before = if is_next { self.in_period(serial) } else { 0 };
+            (self.since, self.by_messages, self.serial) = (Some(now), 0, serial);
+        }
+        self.by_messages += 1;
+        self.before.max(self.in_period(serial))
+    }
 }
 
 /// Numbers for new files of a directory.
@@ -93,7 +128,6 @@ struct Dir {
     unsent: VecDeque<Unreported>,
     /// The serial of the first file of the batch in flight.
     sent: Option<u64>,
-    reporting: bool,
     /// A caller waits.
     hurried: bool,
     /// Creates by messages, and since when they are counted.
@@ -119,8 +153,10 @@ impl Log {
     /// A file was created by a message. `Some`: it is time to ask for the lease on the names, with this count
     /// of numbers. `after`: the number of creates in the directory that makes it worth it.
     pub fn note_create(&mut self, dir: InodeId, after: u32, now: Instant) -> Option<u32> {
-        if self.dirs.len() >= DIRS_MAX {
+        self.pace.note(self.serial, now);
+        if self.dirs.len() >= self.sweep_at.max(DIRS_MAX) {
             self.dirs.retain(|_, d| !d.is_idle());
+            self.sweep_at = 2 * self.dirs.len();
         }
         let d = self.dirs.entry(dir).or_default();
         if d.since.is_none_or(|since| now.since(since) > CREATES_WITHIN) {
@@ -135,6 +171,10 @@ impl Log {
         d.asking = true;
         Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
     }
+    /// A directory is made. True: this client makes so much that it is worth it to ask for the names in it.
+    pub fn note_mkdir(&mut self, after: u32, now: Instant) -> bool {
+        self.pace.note(self.serial, now) >= u64::from(after) && self.open < OPEN_MAX
+    }
     /// The answer; `None`: refused.
     pub fn asked(&mut self, dir: InodeId, granted: Option<Granted>, now: Instant) {
         let d = self.dirs.entry(dir).or_default();
@@ -142,6 +182,7 @@ impl Log {
         match granted {
             Some(Granted { first, numbers, layout, limits }) => {
                 (d.next, d.end, d.layout) = (first.0, first.0 + u64::from(numbers), Some(layout));
+                self.open += usize::from(!d.is_open);
                 (d.numbers, d.limits, d.is_open) = (numbers, limits, true);
             }
             None => d.refused = Some(now),
@@ -150,6 +191,7 @@ impl Log {
     /// A revoke began, or the lease is gone: no more births. True: some are not reported.
     pub fn close(&mut self, dir: InodeId) -> bool {
         let Some(d) = self.dirs.get_mut(&dir) else { return false };
+        self.open -= usize::from(d.is_open);
         (d.is_open, d.numbers, d.creates) = (false, 0, 0);
         d.oldest().is_some()
     }
@@ -176,7 +218,7 @@ impl Log {
         self.serial += 1;
         let d = self.dirs.entry(dir).or_default();
         d.unsent.push_back(Unreported { serial: self.serial, what, inode, name, cred: cred.clone() });
-        !std::mem::replace(&mut d.reporting, true)
+        self.reporting.insert(dir)
     }
     /// A file that was created and not reported is removed. False: it is being reported, or was.
     pub fn cancel(&mut self, dir: InodeId, ino: InodeId) -> bool {
@@ -203,8 +245,10 @@ impl Log {
         let count = d.unsent.iter().take(BIRTHS_MAX).take_while(is_alike).count();
         let batch: Vec<Unreported> = d.unsent.drain(..count).collect();
         d.sent = batch.first().map(|first| first.serial);
-        d.reporting = !batch.is_empty();
         d.hurried &= !d.unsent.is_empty();
+        if batch.is_empty() {
+            self.reporting.remove(&dir);
+        }
         batch
     }
     /// Returns files that did not fit into the batch.
@@ -242,15 +286,17 @@ impl Log {
     pub fn newest(&mut self, of: Option<InodeId>) -> Option<u64> {
         let serial = self.serial;
         self.oldest(of)?;
-        for (dir, d) in &mut self.dirs {
-            d.hurried |= of.is_none_or(|of| of == *dir) && d.oldest().is_some();
+        for dir in self.reporting.iter().filter(|dir| of.is_none_or(|of| of == **dir)) {
+            if let Some(d) = self.dirs.get_mut(dir) {
+                d.hurried |= d.oldest().is_some();
+            }
         }
         Some(serial)
     }
     pub fn oldest(&self, of: Option<InodeId>) -> Option<u64> {
         match of {
             Some(dir) => self.dirs.get(&dir)?.oldest(),
-            None => self.dirs.values().filter_map(Dir::oldest).min(),
+            None => self.reporting.iter().filter_map(|dir| self.dirs.get(dir)?.oldest()).min(),
         }
     }
     /// Whether the directory's unreported files should be sent now.
@@ -318,6 +364,31 @@ mod tests {
         (0..256).for_each(|_| assert!(log.take_number(DIR, (1, 1)).is_some()));
         assert_eq!(log.take_number(DIR, (1, 1)), None);
         assert_eq!(asks(&mut log, 3013), Some(512), "twice as many");
+    }
+
+    #[test]
+    fn a_client_that_makes_much_builds_a_tree() {
+        let mut log = Log::default();
+        let makes = |log: &mut Log, ms| log.note_mkdir(4, at(ms));
+        assert_eq!([0, 10, 20].map(|ms| makes(&mut log, ms)), [false; 3]);
+        assert!(makes(&mut log, 30));
+        assert!(makes(&mut log, 1500), "as much was made in the second before");
+        assert!(!makes(&mut log, 4000), "that was long ago");
+        let mut log = with_names(100);
+        assert!(!log.note_mkdir(5, at(10)), "two creates and this");
+        (0..2).for_each(|_| _ = bear(&mut log, DIR, 1));
+        assert!(log.note_mkdir(6, at(20)), "local creates count");
+    }
+
+    #[test]
+    fn open_directories_are_counted_until_they_are_closed() {
+        let mut log = with_names(10);
+        log.asked(DIR, Some(granted(50, 4)), at(1));
+        assert_eq!(log.open, 2);
+        (0..2).for_each(|_| _ = log.close(DIR));
+        assert_eq!(log.open, 1);
+        log.open += OPEN_MAX;
+        (0..10).for_each(|ms| assert!(!log.note_mkdir(1, at(ms)), "too many are open"));
     }
 
     #[test]

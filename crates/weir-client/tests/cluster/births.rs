@@ -9,17 +9,17 @@ use weir_proto::volume::Quota;
 use weir_proto::{ErrorKind, NameRule, Result};
 
 /// Has the names of a directory after `after` creates in it.
-async fn client_after(lab: &Lab, name: &str, after: Option<u32>) -> Client {
+pub async fn client_after(lab: &Lab, name: &str, after: Option<u32>) -> Client {
     let config = ClientConfig { local_creates_after: after, ..lab.config(name) };
     Client::connect(lab.world().node(name), config, Arc::new(NoKernel)).await.unwrap()
 }
-async fn dir(c: &Client, name: &str) -> InodeId {
+pub async fn dir(c: &Client, name: &str) -> InodeId {
     c.mkdir(&root(), ROOT, name.as_bytes(), 0o755).await.unwrap().attr.ino
 }
 async fn create_in(c: &Client, dir: InodeId, name: &str) -> Handle {
     c.create(&root(), dir, name.as_bytes(), 0o644, true, OpenMode::WRITE).await.unwrap().handle
 }
-async fn small(c: &Client, dir: InodeId, name: &str, bytes: &[u8]) {
+pub async fn small(c: &Client, dir: InodeId, name: &str, bytes: &[u8]) {
     let h = create_in(c, dir, name).await;
     write(c, h, 0, bytes).await;
     close(c, h).await;
@@ -36,7 +36,7 @@ async fn ready(lab: &Lab, c: &Client, d: InodeId) {
     }
     panic!("the client does not get the names");
 }
-async fn read_in(c: &Client, d: InodeId, name: &str) -> Result<Vec<u8>> {
+pub async fn read_in(c: &Client, d: InodeId, name: &str) -> Result<Vec<u8>> {
     let found = c.lookup(&root(), d, name.as_bytes()).await?;
     let found = found.ok_or_else(|| weir_proto::Error::not_found(name.to_owned()))?;
     let h = c.open(&root(), found.attr.ino, OpenMode::READ).await?.handle;

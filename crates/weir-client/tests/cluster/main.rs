@@ -23,6 +23,7 @@ mod reports;
 mod returned;
 mod small;
 mod snapshots;
+mod trees;
 
 use bytes::Bytes;
 use lab::*;

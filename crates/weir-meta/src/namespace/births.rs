@@ -13,10 +13,10 @@ use crate::lease::Numbers;
 use crate::record::unknown_version;
 use bytes::Bytes;
 use weir_proto::births::{
-    self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames, NUMBERS_MAX,
-    NamesLeased, RemoveMany, RemovedMany,
+    self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames,
+    MadeWithNames, MkdirWithNames, NUMBERS_MAX, NamesLeased, RemoveMany, RemovedMany,
 };
-use weir_proto::meta::INLINE_MAX;
+use weir_proto::meta::{INLINE_MAX, Made, Mkdir};
 use weir_proto::quota::Account;
 use weir_proto::relation::What;
 use weir_proto::{Reader, Wire, wire_struct};
@@ -102,6 +102,18 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     cx.txn.put(&keys::numbers(cx.rules.session, r.dir), &block.to_value());
     let limits_bytes = account != Account::NONE && quotas.limits_account(account);
     Ok(NamesLeased { first, numbers, layout: Some(layout), account, limits_bytes, ..refused })
+}
+
+/// A directory whose maker has its names from its first moment: no other client has seen it.
+pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Result<MadeWithNames> {
+    let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.name.clone());
+    let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode, umask: r.umask };
+    let Made { entry, parent_attr, parent_lease } = super::create::mkdir(cx, &mkdir)?;
+    let (session, dir) = (cx.rules.session, entry.attr.ino);
+    let (numbers, now) = (r.numbers, r.now);
+    let names =
+        lease_names(cx, &LeaseNames { session, dir, numbers, now, uid: r.cred.uid, gid: r.cred.gid })?;
+    Ok(MadeWithNames { names, parent_attr, parent_lease })
 }
 
 pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {

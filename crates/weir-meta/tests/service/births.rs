@@ -191,6 +191,43 @@ fn numbers_are_granted_only_where_no_create_can_be_refused() {
     });
 }
 
+fn mkdir_with_names(client: &Client, parent: InodeId, name: &str) -> MkdirWithNames {
+    let (op, cred, name, now) = (client.op(), root(), b(name), now(client));
+    MkdirWithNames { op, cred, parent, name, mode: 0o755, umask: 0o022, numbers: 64, now }
+}
+
+#[test]
+fn a_new_directory_comes_with_its_names() {
+    simulate(8, async |world| {
+        let _meta = start(&world).await;
+        let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let mkdir = mkdir_with_names(&a, ROOT, "d");
+        let made = a.call(&mkdir).await.unwrap();
+        let dir = made.names.entry.attr.ino;
+        assert_eq!((made.names.entry.lease.kind, made.names.numbers), (LeaseKind::Write, 64));
+        assert_eq!(made.names.entry.attr.mode, 0o755);
+        let at = |n: u64| InodeId(made.names.first.0 + n);
+        create_many(&a, dir, vec![birth(&a, at(0), "x"), birth(&a, at(63), "y")]).await.unwrap();
+        assert_eq!(kind_of(create_many(&a, dir, vec![birth(&a, at(64), "z")]).await), ErrorKind::Invalid);
+        assert_eq!(listed(&other, dir).await, ["x", "y"]);
+        assert_eq!(a.revoked(), [(dir, LeaseKind::Read)], "a look of another client comes after the report");
+        // Repeated, it is the same directory; the names may be gone.
+        let again = a.call(&mkdir).await.unwrap();
+        assert_eq!((again.names.entry.attr.ino, again.names.numbers), (dir, 0));
+        assert!(again.names.layout.is_none() && again.names.entry.lease.kind == LeaseKind::Read);
+        assert_eq!(kind_of(a.call(&mkdir_with_names(&a, ROOT, "d")).await), ErrorKind::Exists);
+        // Near a limit, and where creates may be refused, it is a plain directory.
+        limit_root(&other, 34).await;
+        let near = a.call(&mkdir_with_names(&a, ROOT, "near")).await.unwrap().names;
+        assert_eq!((near.numbers, near.entry.lease.kind), (0, LeaseKind::Read));
+        limit_root(&other, 100).await;
+        let part = a.call(&mkdir_with_names(&a, ROOT, "part")).await.unwrap().names;
+        assert_eq!((part.numbers, part.entry.lease.kind), ((100 - 6) / 4, LeaseKind::Write));
+        let far = MkdirWithNames { now: Time { nanos: 0 }, ..mkdir_with_names(&a, ROOT, "far") };
+        assert_eq!(a.call(&far).await.unwrap().names.numbers, 0, "the clocks are too far apart");
+    });
+}
+
 /// Limits the files and directories of the root volume.
 async fn limit_root(client: &Client, inodes: u64) {
     let (name, owner, admins, policy, retention) = (None, None, None, None, None);

@@ -31,7 +31,7 @@ macro_rules! for_every_message {
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Revoke,
                 RecoverFile}
-            births::{LeaseNames, NamesLeased, CreateMany, CreatedMany, Birth, RemoveMany, RemovedMany, Removal}
+            births::{LeaseNames, NamesLeased, MkdirWithNames, MadeWithNames, CreateMany, CreatedMany, Birth, RemoveMany, RemovedMany, Removal}
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 GetWriteFloors, WriteFloors, WriteFloor, SetWriteFloor, ScanInodes, Scanned, DirectoryFacts, FileFacts}

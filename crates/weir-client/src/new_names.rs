@@ -1,0 +1,64 @@
+//! Directories of a tree that this client builds: the leader gives it the names in each one when that is
+//! made, so that the first file there needs no message.
+//!
+//! Invariant: such a directory is made after all earlier changes of its parent are reported. It does not
+//! wait for those of other directories: nothing there depends on it.
+use crate::api::{NewMode, Stat};
+use crate::inner::Inner;
+use bytes::Bytes;
+use weir_proto::births::{MadeWithNames, MkdirWithNames};
+use weir_proto::meta::{Cred, Made};
+use weir_proto::version::LEVEL_OF_NEW_NAMES;
+use weir_proto::{InodeId, Result};
+
+/// Numbers for a new directory: most directories of source trees have fewer files.
+const NUMBERS: u32 = 64;
+
+impl Inner {
+    /// Called at each `mkdir`: whether this client makes so much that it soon makes files there, too.
+    pub fn builds_a_tree(&self, cred: &Cred) -> bool {
+        let Some(after) = self.config.local_creates_after else { return false };
+        let is_known = self.data.cluster.map().level >= LEVEL_OF_NEW_NAMES;
+        let may = is_known && self.leases_hold() && self.may_open_unasked(cred.uid);
+        may && self.tables.births.lock().note_mkdir(after, self.env.clock.now())
+    }
+
+    pub async fn mkdir_with_names(
+        &self,
+        cred: &Cred,
+        parent: InodeId,
+        name: &[u8],
+        mode: NewMode,
+    ) -> Result<Stat> {
+        // From now on no file of this name is created locally.
+        let mut change = self.begin_name_change(parent, name);
+        let settled = self.settle_births(Some(parent), self.deadline()).await;
+        let revoke_clock = self.revoke_clock();
+        let (n, now) = (Bytes::copy_from_slice(name), self.now());
+        let make = |op| MkdirWithNames {
+            op,
+            cred: cred.clone(),
+            parent,
+            name: n.clone(),
+            mode: mode.bits,
+            umask: mode.umask,
+            numbers: NUMBERS,
+            now,
+        };
+        let answer = match settled {
+            Ok(()) => self.session.change_counted(self.deadline(), make).await,
+            Err(e) => Err(e),
+        };
+        let (made, tries) = change.reported(self.doubt_names(&[parent], answer).await)?;
+        let MadeWithNames { names, parent_attr, parent_lease } = made;
+        let made = Made { entry: names.entry.clone(), parent_attr, parent_lease };
+        let stat = self.made(change, made, revoke_clock);
+        let dir = self.inode(stat.attr.ino);
+        // As after a plain `mkdir`.
+        if stat.leased && tries == 1 {
+            dir.lock().names.begin_empty();
+        }
+        self.take_names(&dir, Some(&names), revoke_clock);
+        Ok(stat)
+    }
+}
