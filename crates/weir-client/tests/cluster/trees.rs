@@ -50,7 +50,7 @@ fn a_tree_costs_a_few_messages_for_each_directory() {
     });
 }
 
-/// Names are free again after removals, taken after renames, and others see what is there.
+/// Names are free again after removals, taken after renames, and others see the same names.
 #[test]
 fn directories_are_made_after_changes_of_their_parent() {
     for seed in 31..35 {
