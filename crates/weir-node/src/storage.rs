@@ -1,7 +1,8 @@
 //! Targets on disks of one machine, serving.
 use crate::gate::Gate;
+use crate::sharing::Sharing;
 use crate::site::{Failed, Site, Step, leave};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older, open_target};
@@ -23,8 +24,9 @@ pub struct StoragePlace {
     /// A file that lists which target is in which directory, outside of the disks: it distinguishes an empty
     /// mount point from a new disk.
     pub known: Option<PathBuf>,
-    /// How many targets of other processes share each disk's free space with one of these.
-    pub shared_by: u32,
+    /// Directories of targets of other processes of this machine, which may share a file system with one of
+    /// these.
+    pub others: Vec<PathBuf>,
     pub index: EngineConfig,
 }
 
@@ -81,9 +83,10 @@ async fn start_storage_unboxed(
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
         open_node(env, &cluster, &targets, &opened).await?;
     }
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(env, place, &targets) };
+    let sharing = sharing(env, place).await;
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(env, &sharing, &targets) };
     gate.hold();
-    let joining = cluster.join(membership, reports(env, place, opened.clone()));
+    let joining = cluster.join(membership, reports(env, sharing, opened.clone()));
     let joined = joining.await.map_err(Step::Join.failed())?;
     if opened.get().is_none() {
         open_node(env, &cluster, &targets, &opened).await?;
@@ -164,35 +167,38 @@ fn check_runs(map: &ClusterMap, targets: &[Begun]) -> Result<()> {
     Ok(())
 }
 
-fn offers(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<TargetOffer> {
+/// On another thread: a disk of others may hang.
+async fn sharing(env: &Env, place: &StoragePlace) -> Sharing {
+    let (disk, own, others) = (env.disk.clone(), place.dirs.clone(), place.others.clone());
+    env.tasks.blocking(move || Sharing::find(&*disk, &own, &others)).await
+}
+
+fn offers(env: &Env, sharing: &Sharing, targets: &[Begun]) -> Vec<TargetOffer> {
+    let capacity =
+        |dir: &Path| env.disk.space(dir).map_or(0, |space| sharing.capacity(dir, space.free, space.free));
     let offer = |t: &Begun| TargetOffer {
         uuid: t.identity.disk,
         pool: t.identity.pool.clone(),
-        capacity: env.disk.space(&t.dir).map_or(0, |space| own_part(space.free, space.free, place.shared_by)),
+        capacity: capacity(&t.dir),
         history: t.history.clone(),
     };
     targets.iter().map(offer).collect()
 }
 
-/// For heartbeats: the stores' reports, with this node's part of the space.
-fn reports(env: &Env, place: &StoragePlace, opened: Arc<OnceLock<Arc<StorageNode>>>) -> Reports {
-    let (env, dirs, shared_by) = (env.clone(), place.dirs.clone(), place.shared_by);
+/// For heartbeats: the stores' reports, with each target's part of the space.
+fn reports(env: &Env, sharing: Sharing, opened: Arc<OnceLock<Arc<StorageNode>>>) -> Reports {
+    let env = env.clone();
     Arc::new(move || {
-        let mut reports = opened.get().map_or(Vec::new(), |storage| storage.reports());
-        // Targets of one node are on disks of one kind: the first directory's free space stands for all.
-        for (report, dir) in reports.iter_mut().zip(&dirs) {
-            if let Ok(space) = env.disk.space(dir) {
-                report.capacity = own_part(report.capacity, space.free, shared_by);
+        let Some(storage) = opened.get() else { return Vec::new() };
+        let mut reports = storage.reports();
+        for report in &mut reports {
+            let space = storage.dir_of(report.target).map(|dir| (dir, env.disk.space(dir)));
+            if let Some((dir, Ok(space))) = space {
+                report.capacity = sharing.capacity(dir, report.capacity, space.free);
             }
         }
         reports
     })
-}
-
-/// A target's capacity with its part of the file system's free space only, when several targets share it.
-/// Space within its slabs is its own, used or not.
-fn own_part(capacity: u64, free: u64, shared_by: u32) -> u64 {
-    capacity.saturating_sub(free - free / u64::from(shared_by.max(1)))
 }
 
 async fn open_node(
@@ -211,17 +217,4 @@ async fn open_node(
     }
     let storage = StorageNode::open_over(env.clone(), configs, Arc::new(cluster.clone())).await?;
     opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_share_free_space_and_keep_that_of_their_slabs() {
-        let (in_slabs, free) = (40, 60);
-        assert_eq!([0, 1, 6].map(|n| own_part(in_slabs + free, free, n)), [100, 100, 50]);
-        assert_eq!(own_part(free, free, 6), 10, "a new target");
-        assert_eq!(own_part(30, free, 6), 0, "its space was taken between the two measurements");
-    }
 }
