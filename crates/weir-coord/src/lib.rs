@@ -33,6 +33,7 @@ mod placing;
 mod probe;
 mod rebuild;
 pub mod records;
+mod repaired;
 mod replacing;
 mod server;
 mod shows;

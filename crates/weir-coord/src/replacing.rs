@@ -4,13 +4,14 @@
 //! map.
 use crate::decide::{Hindrance, Observed, Plan, plan, spare};
 use crate::moving::{Moving, note_full};
+use crate::repaired::Repaired;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::Instant;
 use weir_proto::coord::{
-    DrainTarget, FullPlace, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting, RefillReport,
-    ReportFull, SetRebuild, TargetGone, TargetReport,
+    CaughtUp, DrainTarget, FullPlace, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting,
+    RefillReport, ReportFull, SetRebuild, TargetGone, TargetReport,
 };
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Target, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
@@ -71,6 +72,8 @@ pub struct Replacing {
     /// Since when places are rebuilt, and how many since then.
     run: Option<(Instant, u32)>,
     pub moving: Moving,
+    /// Members' reports that they have everything.
+    pub repaired: Repaired<(CaughtUp, Answer<MapReply>)>,
 }
 
 impl Replacing {

@@ -11,6 +11,8 @@ use weir_proto::{NodeId, PgId, TargetId};
 /// Places that one target is filled for at a time: more would take as long, and leave more groups without
 /// full redundancy.
 pub const FILLED_AT_ONCE: usize = 2;
+/// Places in which a target may be behind when it takes another one.
+const BEHIND_MAX: usize = 2 * FILLED_AT_ONCE;
 /// No target is filled above this part of its capacity: writes need space, too.
 pub(super) const FULL_PER_MILLE: u64 = 850;
 
@@ -105,6 +107,8 @@ pub(super) struct Board<'a> {
     gets: BTreeMap<TargetId, usize>,
     /// how many it is being filled for,
     filled: BTreeMap<TargetId, usize>,
+    /// in how many it is behind, filled or not,
+    behind: BTreeMap<TargetId, usize>,
     /// and the bytes that it has, or will have.
     used: BTreeMap<TargetId, u64>,
 }
@@ -119,13 +123,17 @@ impl<'a> Board<'a> {
             groups: BTreeMap::new(),
             gets: BTreeMap::new(),
             filled: BTreeMap::new(),
+            behind: BTreeMap::new(),
             used: observed.used.clone(),
         };
         for (index, group) in map.groups.iter().enumerate() {
             for member in &group.members {
                 board.groups.entry(member.target).or_default().push(index);
-                if member.state == MemberState::Behind {
+                if member.is_filled(map.level) {
                     *board.filled.entry(member.target).or_default() += 1;
+                }
+                if member.state == MemberState::Behind {
+                    *board.behind.entry(member.target).or_default() += 1;
                 }
             }
         }
@@ -235,9 +243,11 @@ impl<'a> Board<'a> {
         known(from).or_else(others).unwrap_or(0)
     }
 
-    /// Whether it is already being filled for the maximum number of places.
+    /// Whether it is already being filled for the maximum number of places. A member that was filled lists a
+    /// few more stripes before it is current: only many of these count.
     pub(super) fn is_busy(&self, target: TargetId) -> bool {
-        self.filled.get(&target).copied().unwrap_or(0) >= FILLED_AT_ONCE
+        let count = |of: &BTreeMap<TargetId, usize>| of.get(&target).copied().unwrap_or(0);
+        count(&self.filled) >= FILLED_AT_ONCE || count(&self.behind) >= BEHIND_MAX
     }
 
     pub(super) fn take(&mut self, group: &Group, from: TargetId, to: TargetId) {
