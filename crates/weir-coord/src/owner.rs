@@ -11,7 +11,6 @@ use crate::decide::{
 };
 use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
-use crate::moving::copied;
 use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::records::{encode_positions, encode_progress, encode_wishes};
@@ -393,10 +392,12 @@ impl Owner {
                 batch.rebuild.paused = paused;
                 batch.after(answer, |_| ());
             }
-            RebuildEvent::Copied { said, answer } => match copied(&mut batch.draft, &said) {
-                Err(e) => refuse(answer, e),
-                Ok(()) => batch.after(answer, newest),
-            },
+            RebuildEvent::Copied { said, answer } => {
+                match self.replacing.copied(&mut batch.draft, &said, &self.members.reports, now) {
+                    Err(e) => refuse(answer, e),
+                    Ok(()) => batch.after(answer, newest),
+                }
+            }
             RebuildEvent::Set { asked, answer } => match batch.rebuild.set(&asked) {
                 Err(e) => refuse(answer, e),
                 Ok(()) => batch.after(answer, |_| ()),

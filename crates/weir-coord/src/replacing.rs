@@ -193,6 +193,18 @@ impl Replacing {
         self.moving.drain(map, wishes, observed, asked)
     }
 
+    /// See [`Moving::copied`].
+    pub fn copied(
+        &mut self,
+        map: &mut ClusterMap,
+        said: &PlaceCopied,
+        reports: &BTreeMap<TargetId, TargetReport>,
+        now: Instant,
+    ) -> Result<()> {
+        let bytes = self.refills.get(&(said.target, said.group)).map(|(report, _)| report.bytes);
+        self.moving.copied(map, said, bytes, |t| reports.get(&t).map_or(0, |r| r.used), now)
+    }
+
     /// See [`Moving::refused`].
     pub fn refused(
         &mut self,
@@ -259,6 +271,7 @@ fn observed(
         lost: lost.clone(),
         draining: wishes.draining.clone(),
         used: reports.values().map(|r| (r.target, r.used)).collect(),
+        sizes: BTreeMap::new(),
     }
 }
 

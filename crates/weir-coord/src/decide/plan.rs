@@ -16,6 +16,9 @@ const BEHIND_MAX: usize = 2 * FILLED_AT_ONCE;
 /// No target is filled above this part of its capacity: writes need space, too.
 pub(super) const FULL_PER_MILLE: u64 = 850;
 
+/// A place with less than this part of its target's average place does not move for balance.
+const TRIFLE_PART: u64 = 8;
+
 /// Facts about targets that are not in the map.
 #[derive(Clone, Default, Debug)]
 pub struct Observed {
@@ -25,6 +28,8 @@ pub struct Observed {
     pub draining: BTreeSet<TargetId>,
     /// Bytes on each target, as it last reported.
     pub used: BTreeMap<TargetId, u64>,
+    /// Bytes of a place of a group, where one was copied lately. The others are estimated.
+    pub sizes: BTreeMap<PgId, u64>,
 }
 
 /// A step: a place of a group moves to another target.
@@ -111,6 +116,8 @@ pub(super) struct Board<'a> {
     behind: BTreeMap<TargetId, usize>,
     /// and the bytes that it has, or will have.
     used: BTreeMap<TargetId, u64>,
+    /// The average size of its places whose size is not known.
+    mean: BTreeMap<TargetId, u64>,
 }
 
 impl<'a> Board<'a> {
@@ -125,6 +132,7 @@ impl<'a> Board<'a> {
             filled: BTreeMap::new(),
             behind: BTreeMap::new(),
             used: observed.used.clone(),
+            mean: BTreeMap::new(),
         };
         for (index, group) in map.groups.iter().enumerate() {
             for member in &group.members {
@@ -137,6 +145,7 @@ impl<'a> Board<'a> {
                 }
             }
         }
+        board.mean = observed.used.iter().map(|(t, used)| (*t, board.mean_of(*t, *used))).collect();
         for found in &map.moves {
             let group = map.group(found.group);
             let member = group.and_then(|g| Some((g, g.members.get(usize::from(found.place))?)));
@@ -236,11 +245,24 @@ impl<'a> Board<'a> {
         self.used.get(&target).copied().unwrap_or(0)
     }
 
-    /// The estimated size of a place: the average of the lost target's other places, or of the members'.
+    /// The size of a place, if it is known; or the average of the target's other places, or of the members'.
     pub(super) fn bytes_of_place(&self, group: &Group, from: TargetId) -> u64 {
-        let known = |t: TargetId| Some(self.observed.used.get(&t)? / (self.load(t) as u64).max(1));
-        let others = || group.members.iter().filter_map(|m| known(m.target)).max();
-        known(from).or_else(others).unwrap_or(0)
+        let known = self.observed.sizes.get(&group.id);
+        let others = || group.members.iter().filter_map(|m| self.mean.get(&m.target)).max();
+        known.or_else(|| self.mean.get(&from)).or_else(others).copied().unwrap_or(0)
+    }
+
+    fn mean_of(&self, target: TargetId, used: u64) -> u64 {
+        let groups = self.groups.get(&target).map_or(&[][..], |all| all);
+        let known = groups.iter().filter_map(|n| self.observed.sizes.get(&self.map.groups[*n].id));
+        let (sum, count) = known.fold((0u64, 0), |(sum, count), size| (sum.saturating_add(*size), count + 1));
+        used.saturating_sub(sum) / (groups.len() as u64).saturating_sub(count).max(1)
+    }
+
+    /// Whether so few of the target's bytes are in the place that moving it evens nothing out.
+    pub(super) fn is_trifle(&self, bytes: u64, from: TargetId) -> bool {
+        let places = self.groups.get(&from).map_or(0, Vec::len) as u64;
+        self.used_of(from) / places.max(1) > bytes.saturating_mul(TRIFLE_PART)
     }
 
     /// Whether it is already being filled for the maximum number of places. A member that was filled lists a
