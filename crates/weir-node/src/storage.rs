@@ -2,14 +2,14 @@
 use crate::gate::Gate;
 use crate::sharing::Sharing;
 use crate::site::{Failed, Site, Step, leave};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older, open_target};
 use weir_coord::{Cluster, Membership, Reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{EngineConfig, SharedKv};
-use weir_proto::coord::{TargetHistory, TargetOffer};
+use weir_proto::coord::{TargetHistory, TargetOffer, TargetReport};
 use weir_proto::map::ClusterMap;
 use weir_proto::{DiskUuid, Error, Result, RunId};
 use weir_rpc::Server;
@@ -84,9 +84,11 @@ async fn start_storage_unboxed(
         open_node(env, &cluster, &targets, &opened).await?;
     }
     let sharing = sharing(env, place).await;
-    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers(env, &sharing, &targets) };
+    let reports = reports(env, sharing.clone(), opened.clone());
+    let offers = offers(env, &cluster, &sharing, &targets, &reports());
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: offers };
     gate.hold();
-    let joining = cluster.join(membership, reports(env, sharing, opened.clone()));
+    let joining = cluster.join(membership, reports);
     let joined = joining.await.map_err(Step::Join.failed())?;
     if opened.get().is_none() {
         open_node(env, &cluster, &targets, &opened).await?;
@@ -173,13 +175,24 @@ async fn sharing(env: &Env, place: &StoragePlace) -> Sharing {
     env.tasks.blocking(move || Sharing::find(&*disk, &own, &others)).await
 }
 
-fn offers(env: &Env, sharing: &Sharing, targets: &[Begun]) -> Vec<TargetOffer> {
-    let capacity =
-        |dir: &Path| env.disk.space(dir).map_or(0, |space| sharing.capacity(dir, space.free, space.free));
+/// `opened`: reports of targets that the cluster knows already: their slabs are part of their capacity.
+fn offers(
+    env: &Env,
+    cluster: &Cluster,
+    sharing: &Sharing,
+    targets: &[Begun],
+    opened: &[TargetReport],
+) -> Vec<TargetOffer> {
+    let capacity = |t: &Begun| {
+        let known = cluster.target_of(t.identity.disk);
+        let report = opened.iter().find(|report| Some(report.target) == known);
+        let free = env.disk.space(&t.dir).map_or(0, |space| space.free);
+        report.map_or_else(|| sharing.capacity(&t.dir, free, free), |report| report.capacity)
+    };
     let offer = |t: &Begun| TargetOffer {
         uuid: t.identity.disk,
         pool: t.identity.pool.clone(),
-        capacity: capacity(&t.dir),
+        capacity: capacity(t),
         history: t.history.clone(),
     };
     targets.iter().map(offer).collect()
