@@ -123,7 +123,7 @@ fn no_more_members_of_a_group_come_onto_one_host() {
 #[test]
 fn balance_ends_whatever_the_sizes_of_places() {
     let (mut map, mut observed) = with_an_empty_one();
-    let size = |g: PgId| if g.0 % 4 == 0 { 96_000 } else { 1_000 * u64::from(g.0 % 2) };
+    let size = |g: PgId| if g.0.is_multiple_of(4) { 96_000 } else { 1_000 * u64::from(g.0 % 2) };
     let used = |map: &ClusterMap, t: TargetId| -> u64 {
         let has = |g: &&Group| g.members.iter().any(|m| m.target == t);
         map.groups.iter().filter(has).map(|g| size(g.id)).sum()
