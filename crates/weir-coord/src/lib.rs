@@ -16,6 +16,7 @@ mod copies;
 mod cut_links;
 pub mod decide;
 mod enrol;
+mod estimate;
 pub mod etcd;
 mod events;
 mod followers;
@@ -43,6 +44,7 @@ mod waits;
 
 pub use cluster::{Cluster, Observer};
 pub use decide::{layout_for_new_file, layout_in};
+pub use estimate::{PlaceSizes, left_of_place};
 pub use gathering::Gathered;
 pub use member::{Membership, Reports, no_reports};
 pub use open::cluster_in;
