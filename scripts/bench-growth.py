@@ -204,14 +204,6 @@ def flip_some(cluster: Cluster, count: int) -> int:
     return flipped
 
 
-def cpu_seconds(cluster: Cluster) -> float:
-    total = 0
-    for number in range(1, 7):
-        stat = Path(f"/proc/{cluster.pid(f'storage-{number}')}/stat").read_text().rsplit(")", 1)[1].split()
-        total += int(stat[11]) + int(stat[12])
-    return total / os.sysconf("SC_CLK_TCK")
-
-
 def flips(program: Path, args: argparse.Namespace, top: Path) -> dict[str, float]:
     cluster = Cluster(program, top)
     cluster.up(6)
@@ -222,13 +214,13 @@ def flips(program: Path, args: argparse.Namespace, top: Path) -> dict[str, float
         flipped = flip_some(cluster, wanted)
         if flipped < wanted:
             raise RuntimeError(f"{flipped} places to flip a bit, {wanted} are wanted: more megabytes")
-        begun, used = time.monotonic(), cpu_seconds(cluster)
+        begun, used = time.monotonic(), cluster.cpu_seconds("storage-*")
         cluster.run("target", "scrub", *[f"t{number}" for number in range(1, 7)], "--start")
 
         def passes() -> list[dict]:
             return [t["last"] for t in cluster.json("target", "scrub") if t.get("last")]
         until("a pass of each target", lambda: len(passes()) == 6)
-        took, used = time.monotonic() - begun, cpu_seconds(cluster) - used
+        took, used = time.monotonic() - begun, cluster.cpu_seconds("storage-*") - used
         found = sum(one["damaged_cells"] for one in passes())
 
         def is_mended() -> bool:

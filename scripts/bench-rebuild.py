@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """How fast a lost target is made good, and what writers feel of it: 7 targets, files with 4+2.
 
-Files are written; then one program writes frames and syncs each, alone for a while. One storage node is killed,
-its target's directory removed and given up. Prints the machine, the kernel and the version, what the disk writes
-by itself, then time and rate of the rebuild, what writers reached before and meanwhile, and how true the time
-was that `weir rebuild` foretold after a tenth of it. Ends with an error if a frame is wrong afterwards.
+Files are written; then one program writes frames and syncs each, alone for a while (`--idle`: nobody writes). One
+storage node is killed, its target's directory removed and given up. Prints the machine, the kernel and the
+version, what the disk writes by itself, then time and rate of the rebuild, what writers reached before and
+meanwhile, and how true the time was that `weir rebuild` foretold after a tenth, a quarter and half of it. All
+targets are on one disk: the bytes that all of them wrote count against its one rate. Ends with an error if a
+frame is wrong afterwards.
 """
 import argparse
 import json
@@ -19,20 +21,23 @@ from benching import MB, Cluster, Writer, fill, machine, raw_rate, spread
 
 FRAMES_KEPT = 400
 PATIENCE_S = 1800
+# The parts of the rebuild after which the foretold time is compared.
+FORETOLD_AT = (0.1, 0.25, 0.5)
 
 
-def rebuild(cluster: Cluster) -> tuple[float, int, list[tuple[float, float]]]:
-    """Seconds until all is redundant again, bytes that were rebuilt, and the times foretold on the way."""
-    begun, foretold, copied = time.monotonic(), [], {}
+def rebuild(cluster: Cluster, verbose: bool) -> tuple[float, list[tuple[float, float]]]:
+    """Seconds until all is redundant again, and the times foretold on the way."""
+    begun, foretold = time.monotonic(), []
     while True:
         now = cluster.json("rebuild")
-        for filled in now["filled"]:
-            copied[filled["target"]] = max(copied.get(filled["target"], 0), filled["bytes"])
-        left = now["rebuild_left"]["seconds"]
-        if left is not None:
-            foretold.append((time.monotonic() - begun, left))
+        at, left = time.monotonic() - begun, now["rebuild_left"]
+        if left["seconds"] is not None:
+            foretold.append((at, left["seconds"]))
+        if verbose:
+            print(f"  {at:.1f} s: {left['bytes'] / MB:.0f} MB left, {left['bytes_per_s'] / MB:.0f} MB/s, "
+                  f"{left['seconds']} s; groups by spare members {now['groups_by_spare']}")
         if now["done"]:
-            return time.monotonic() - begun, sum(copied.values()), foretold
+            return time.monotonic() - begun, foretold
         if time.monotonic() - begun > PATIENCE_S:
             raise RuntimeError(f"not whole after {PATIENCE_S} s: {now}")
         time.sleep(0.1)
@@ -54,47 +59,63 @@ def give_up(cluster: Cluster) -> None:
 def measure(program: Path, args: argparse.Namespace, top: Path, raw: float) -> dict[str, float]:
     cluster = Cluster(program, top)
     cluster.up(7)
-    writer = Writer(cluster.mount, args.rate, FRAMES_KEPT)
+    writer = None if args.idle else Writer(cluster.mount, args.rate, FRAMES_KEPT)
     try:
         fill(cluster.mount, args.megabytes * MB)
-        writer.start()
+        if writer:
+            writer.start()
         time.sleep(3)
         alone = time.monotonic()
         time.sleep(args.alone)
         killed = time.monotonic()
-        lost = cluster.used()["t1"][0]
+        before = cluster.used()
+        lost, others = before["t1"][0], others_used(before)
         os.kill(cluster.pid("storage-1"), 9)
         shutil.rmtree(cluster.dir / "t1")
         give_up(cluster)
         # Frames that met the dead node before that are not the rebuild's.
-        begun = time.monotonic()
-        took, _, foretold = rebuild(cluster)
-        end = time.monotonic()
+        begun, maps, cpu = time.monotonic(), cluster.status()["map_version"], cluster.cpu_seconds("storage-[2-7]")
+        took, foretold = rebuild(cluster, args.verbose)
+        end, maps = time.monotonic(), cluster.status()["map_version"] - maps
+        cpu = cluster.cpu_seconds("storage-[2-7]") - cpu
         time.sleep(2)
-        writer.end()
-        return report(writer, raw, lost, took, foretold, (alone, killed, begun, end))
+        if writer:
+            writer.end()
+        print(f"t1 had {lost / MB:.0f} MB, the others got {(others_used(cluster.used()) - others) / MB:.0f} MB and "
+              f"the cluster map {maps} changes; the storage processes took {cpu:.1f} s of a processor")
+        ratios = report(raw, lost, took, foretold)
+        return ratios | (compare(writer, (alone, killed, begun, end)) if writer else {})
     finally:
-        writer.stops = True
+        if writer:
+            writer.stops = True
         cluster.down()
 
 
-def report(writer: Writer, raw: float, lost: int, took: float, foretold: list[tuple[float, float]],
-           times: tuple[float, float, float, float]) -> dict[str, float]:
-    alone, killed, begun, end = times
+def others_used(used: dict[str, tuple[int, int]]) -> int:
+    return sum(bytes_used for name, (bytes_used, _) in used.items() if name != "t1")
+
+
+def report(raw: float, lost: int, took: float, foretold: list[tuple[float, float]]) -> dict[str, float]:
     least = lost / MB / (0.6 * raw)
-    print(f"t1 had {lost / MB:.0f} MB, rebuilt in {took:.1f} s ({lost / MB / took:.0f} MB/s): "
-          f"{took / least:.2f} x the time that 0.6 of the disk's rate takes")
+    print(f"{lost / MB:.0f} MB were rebuilt in {took:.1f} s ({lost / MB / took:.0f} MB/s by all targets of this one disk): "
+          f"{took / least:.2f} x the time that 0.6 of its rate takes")
+    ratios = {"time": took / least}
+    for part in FORETOLD_AT:
+        for at, left in [(at, left) for at, left in foretold if part * took <= at < took][:1]:
+            ratios[f"foretold at {part:.0%}"] = left / (took - at)
+            print(f"foretold after {at:.1f} s: {left:.0f} s more; it took {took - at:.1f} s: {left / (took - at):.2f} x")
+    return ratios
+
+
+def compare(writer: Writer, times: tuple[float, float, float, float]) -> dict[str, float]:
+    alone, killed, begun, end = times
     before, during = writer.between(alone, killed), writer.between(begun, end)
     for name, (rate, median, p99) in (("before", before), ("meanwhile", during)):
         print(f"frames {name}: {rate:.1f} MB/s, p50 {median * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms")
-    ratios = {"time": took / least}
-    if before[0] and before[2]:
-        ratios |= {"rate": during[0] / before[0], "p99": during[2] / before[2]}
-        print(f"meanwhile / before: rate {ratios['rate']:.2f}, p99 {ratios['p99']:.2f}")
-    early = [(at, left) for at, left in foretold if at >= took / 10]
-    for at, left in early[:1]:
-        ratios["foretold"] = left / (took - at)
-        print(f"foretold after {at:.1f} s: {left:.0f} s more; it took {took - at:.1f} s")
+    if not before[0] or not before[2]:
+        return {}
+    ratios = {"rate": during[0] / before[0], "p99": during[2] / before[2]}
+    print(f"meanwhile / before: rate {ratios['rate']:.2f}, p99 {ratios['p99']:.2f}")
     return ratios
 
 
@@ -103,6 +124,8 @@ def main() -> int:
     parser.add_argument("weir", type=Path, help="the program")
     parser.add_argument("--megabytes", type=int, default=4000, help="bytes in files, in MB (default 4000)")
     parser.add_argument("--rate", type=float, default=0, help="frames of 2 MB a second (default: as many as can be)")
+    parser.add_argument("--idle", action="store_true", help="nobody writes")
+    parser.add_argument("--verbose", action="store_true", help="print how far it is, all the time")
     parser.add_argument("--alone", type=float, default=15, help="seconds of writing before the loss (default 15)")
     parser.add_argument("--runs", type=int, default=1, help="runs (default 1); the medians are printed at the end")
     args = parser.parse_args()

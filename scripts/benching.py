@@ -55,6 +55,14 @@ class Cluster:
         """Used bytes and capacity of each target."""
         return {t["target"]: (t["used"], t["capacity"]) for t in self.json("target", "list")}
 
+    def cpu_seconds(self, names: str) -> float:
+        """Of the processes with such names, while they run."""
+        total = 0
+        for file in (self.dir / "run").glob(f"{names}.pid"):
+            stat = Path(f"/proc/{json.loads(file.read_text())['pid']}/stat").read_text().rsplit(")", 1)[1].split()
+            total += int(stat[11]) + int(stat[12])
+        return total / os.sysconf("SC_CLK_TCK")
+
     def pid(self, name: str) -> int:
         return json.loads((self.dir / "run" / f"{name}.pid").read_text())["pid"]
 

@@ -32,6 +32,13 @@ const NO_MORE_FULL_PER_MILLE: u128 = 930;
 /// as the target is nearly full.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 
+/// A target drops the cells of a place that it handed over, and reports how much it has then, within this
+/// time.
+const DROPS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The size of a place that was copied is used for this long: writes change it.
+const SIZE_HOLDS_FOR: Duration = Duration::from_secs(3600);
+
 /// State that a restart forgets.
 #[derive(Default)]
 pub struct Moving {
@@ -42,6 +49,19 @@ pub struct Moving {
     closed: BTreeMap<PgId, (Epoch, Instant)>,
     /// Places whose target refused new data because it is full, and when it last did.
     refused: BTreeMap<(PgId, TargetId), Instant>,
+    /// Targets that have handed places over.
+    handed_over: BTreeMap<TargetId, HandedOver>,
+    /// Bytes of a place of each group of which one was copied, and when.
+    sizes: BTreeMap<PgId, (u64, Instant)>,
+}
+
+/// Places that a target has handed over lately.
+struct HandedOver {
+    bytes: u64,
+    /// The bytes of the target before the first of them.
+    used: u64,
+    /// When it handed over the last one.
+    at: Instant,
 }
 
 impl Moving {
@@ -69,7 +89,7 @@ impl Moving {
         let is_idle = observed.lost.is_empty() && is_empty(&plan) && is_empty(&full);
         if is_idle && self.balanced.is_none_or(|at| now.since(at) >= BALANCE_EVERY) {
             self.balanced = Some(now);
-            plan.steps = plan_balance(map, observed);
+            plan.steps = plan_balance(map, &self.with_sizes(observed, now));
         }
         begin(map, &plan);
         // Places of full targets are not among them: these targets are reported as full.
@@ -128,6 +148,48 @@ impl Moving {
             }
             (None, None) => return stays(format!("{target} does not have everything itself")),
         })
+    }
+
+    /// Handles the report of a target that takes over a place.
+    /// `bytes`: the size of the copy, if that is known; `used`: the bytes of each target by its last report.
+    pub fn copied(
+        &mut self,
+        map: &mut ClusterMap,
+        said: &PlaceCopied,
+        bytes: Option<u64>,
+        used: impl Fn(TargetId) -> u64,
+        now: Instant,
+    ) -> Result<()> {
+        let PlaceCopied { target, group, epoch, done } = *said;
+        if !done {
+            return close_move(map, group, target, epoch);
+        }
+        let from = finish_move(map, group, target, epoch)?;
+        tracing::info!("{target} has taken the place of {from} in {group}");
+        self.sizes.retain(|_, (_, at)| now.since(*at) < SIZE_HOLDS_FOR);
+        if let Some(bytes) = bytes {
+            self.sizes.insert(group, (bytes, now));
+        }
+        self.handed_over.retain(|_, known| now.since(known.at) < DROPS_WITHIN);
+        let new = HandedOver { bytes: 0, used: used(from), at: now };
+        let known = self.handed_over.entry(from).or_insert(new);
+        (known.bytes, known.at) = (known.bytes.saturating_add(bytes.unwrap_or(0)), now);
+        Ok(())
+    }
+
+    /// The observed state with the sizes of places that were copied, and without the bytes of places that
+    /// targets have just handed over: their last reports still count these.
+    fn with_sizes(&self, observed: &Observed, now: Instant) -> Observed {
+        let mut observed = observed.clone();
+        let known = self.sizes.iter().filter(|(_, (_, at))| now.since(*at) < SIZE_HOLDS_FOR);
+        observed.sizes = known.map(|(group, (bytes, _))| (*group, *bytes)).collect();
+        for (from, known) in self.handed_over.iter().filter(|(_, known)| now.since(known.at) < DROPS_WITHIN) {
+            if let Some(used) = observed.used.get_mut(from) {
+                let dropped = known.used.saturating_sub(*used);
+                *used = used.saturating_sub(known.bytes.saturating_sub(dropped));
+            }
+        }
+        observed
     }
 
     fn reopen_late(&mut self, map: &mut ClusterMap, now: Instant) {
@@ -194,17 +256,6 @@ fn begin(map: &mut ClusterMap, plan: &Plan) {
     }
 }
 
-/// Handles the report of a target that takes over a place.
-pub fn copied(map: &mut ClusterMap, said: &PlaceCopied) -> Result<()> {
-    let PlaceCopied { target, group, epoch, done } = *said;
-    if !done {
-        return close_move(map, group, target, epoch);
-    }
-    let from = finish_move(map, group, target, epoch)?;
-    tracing::info!("{target} has taken the place of {from} in {group}");
-    Ok(())
-}
-
 /// Marks targets above this fill level, which new files avoid, until they are somewhat below it.
 pub fn note_full(map: &mut ClusterMap, reports: &BTreeMap<TargetId, TargetReport>) {
     if map.level < LEVEL_OF_GROWTH {
@@ -246,4 +297,36 @@ fn check_drain(map: &ClusterMap, target: TargetId) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::group_tests::{cluster, create_groups};
+
+    #[test]
+    fn bytes_of_places_handed_over_do_not_count_twice() {
+        let mut map = cluster(7, "ec:4+2");
+        assert!(create_groups(&mut map, 7));
+        let from = TargetId(1);
+        let group = map.groups.iter().find(|g| g.members[0].target == from).unwrap().clone();
+        let to = (1..=7).map(TargetId).find(|t| group.members.iter().all(|m| m.target != *t)).unwrap();
+        begin_move(&mut map, group.id, 0, to).unwrap();
+        let (mut moving, now) = (Moving::default(), Instant(1));
+        let said = |map: &ClusterMap, done| {
+            let epoch = map.group(group.id).unwrap().epoch;
+            PlaceCopied { target: to, group: group.id, epoch, done }
+        };
+        for done in [false, true] {
+            let said = said(&map, done);
+            moving.copied(&mut map, &said, Some(30), |_| 100, now).unwrap();
+        }
+        let observed = Observed { used: [(from, 100), (to, 100)].into(), ..Observed::default() };
+        let seen = moving.with_sizes(&observed, now);
+        assert_eq!((seen.used[&from], seen.used[&to], seen.sizes[&group.id]), (70, 100, 30));
+        let dropped = Observed { used: [(from, 75)].into(), ..Observed::default() };
+        assert_eq!(moving.with_sizes(&dropped, now).used[&from], 70, "25 are dropped, 5 are not");
+        assert_eq!(moving.with_sizes(&observed, now + DROPS_WITHIN).used, observed.used);
+        assert!(moving.with_sizes(&observed, now + SIZE_HOLDS_FOR).sizes.is_empty());
+    }
 }

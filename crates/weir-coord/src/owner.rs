@@ -11,7 +11,6 @@ use crate::decide::{
 };
 use crate::kept_map::{KeptMap, another_writes};
 use crate::members::{Members, Positions};
-use crate::moving::copied;
 use crate::news::News;
 use crate::placing::{Placed, Placing, place};
 use crate::records::{encode_positions, encode_progress, encode_wishes};
@@ -25,8 +24,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use weir_env::{Env, Instant, watch};
 use weir_proto::coord::{
-    CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
-    MapReply, Suspicion,
+    ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave, MapReply,
+    Suspicion,
 };
 use weir_proto::map::{ClusterMap, Target};
 use weir_proto::version::Program;
@@ -123,6 +122,7 @@ impl Owner {
         let mut last_tick = self.env.clock.now();
         loop {
             let tick = Duration::from_millis(u64::from(heartbeat_ms(&self.map.borrow())) / 2);
+            let tick = self.replacing.repaired.wait(last_tick).map_or(tick, |wait| wait.min(tick));
             let mut first = None;
             tokio::select! {
                 biased;
@@ -166,6 +166,7 @@ impl Owner {
         if let Some(event) = next {
             self.apply(event, &mut batch, now);
         }
+        self.note_repaired(&published, &mut batch, now);
         let limits = HealthLimits {
             silence_max: Duration::from_millis(u64::from(published.settings.target_silence_ms)),
         };
@@ -283,7 +284,7 @@ impl Owner {
                     self.probed(target, suspicion, outcome, &alive, batch, now);
                 }
             }
-            Event::CaughtUp { said, answer } => self.caught_up(&said, answer, batch),
+            Event::CaughtUp { said, answer } => self.replacing.repaired.add((said, answer), now),
             Event::Clear { target, answer } => self.clears(target, answer, batch),
             Event::MakeGroups { wanted, answer } => self.placing.ask(wanted, answer),
             Event::Placed(placed) => self.placed(placed, batch),
@@ -391,10 +392,12 @@ impl Owner {
                 batch.rebuild.paused = paused;
                 batch.after(answer, |_| ());
             }
-            RebuildEvent::Copied { said, answer } => match copied(&mut batch.draft, &said) {
-                Err(e) => refuse(answer, e),
-                Ok(()) => batch.after(answer, newest),
-            },
+            RebuildEvent::Copied { said, answer } => {
+                match self.replacing.copied(&mut batch.draft, &said, &self.members.reports, now) {
+                    Err(e) => refuse(answer, e),
+                    Ok(()) => batch.after(answer, newest),
+                }
+            }
             RebuildEvent::Set { asked, answer } => match batch.rebuild.set(&asked) {
                 Err(e) => refuse(answer, e),
                 Ok(()) => batch.after(answer, |_| ()),
@@ -410,9 +413,12 @@ impl Owner {
         }
     }
 
-    fn caught_up(&mut self, said: &CaughtUp, answer: Answer<MapReply>, batch: &mut Batch) {
-        batch.caught_up(said, answer);
-        self.replacing.plan_again();
+    /// Applies collected reports of repaired places. Their targets may take over other places at once.
+    fn note_repaired(&mut self, published: &ClusterMap, batch: &mut Batch, now: Instant) {
+        for (said, answer) in self.replacing.repaired.take(published, &batch.draft, now) {
+            batch.caught_up(&said, answer);
+            self.replacing.plan_again();
+        }
     }
 
     fn placed(&mut self, Placed { wanted, members }: Placed, batch: &mut Batch) {

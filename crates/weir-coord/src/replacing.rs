@@ -3,14 +3,16 @@
 //! Knows nothing of the store: the owner of the map stores the requests, and makes each step a change of the
 //! map.
 use crate::decide::{Hindrance, Observed, Plan, plan, spare};
+use crate::estimate::{Estimate, PlaceSizes};
 use crate::moving::{Moving, note_full};
+use crate::repaired::Repaired;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_env::Instant;
 use weir_proto::coord::{
-    DrainTarget, FullPlace, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting, RefillReport,
-    ReportFull, SetRebuild, TargetGone, TargetReport,
+    CaughtUp, DrainTarget, FullPlace, GonePlan, MapReply, PlaceCopied, RebuildStatus, RebuildWaiting,
+    RefillReport, ReportFull, SetRebuild, TargetGone, TargetReport,
 };
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Target, TargetState};
 use weir_proto::version::LEVEL_OF_REPLACEMENT;
@@ -70,7 +72,10 @@ pub struct Replacing {
     refills: BTreeMap<(TargetId, PgId), (RefillReport, Instant)>,
     /// Since when places are rebuilt, and how many since then.
     run: Option<(Instant, u32)>,
+    estimate: Estimate,
     pub moving: Moving,
+    /// Members' reports that they have everything.
+    pub repaired: Repaired<(CaughtUp, Answer<MapReply>)>,
 }
 
 impl Replacing {
@@ -91,6 +96,7 @@ impl Replacing {
         self.note_down(map, now);
         self.lost = self.lost_now(map, wishes, now);
         self.note_run(map, now);
+        self.estimate_left(map, reports, now);
         if self.lost.is_empty() || map.level < LEVEL_OF_REPLACEMENT {
             self.waiting.clear();
             return Plan::default();
@@ -114,6 +120,17 @@ impl Replacing {
             None => Some((now, open)),
             Some((since, total)) => Some((since, total.max(open))),
         };
+    }
+
+    fn estimate_left(&mut self, map: &ClusterMap, reports: &BTreeMap<TargetId, TargetReport>, now: Instant) {
+        if self.run.is_none() {
+            self.estimate = Estimate::default();
+            return;
+        }
+        let refills = || self.refills.values().filter(|(_, at)| now.since(*at) < REPORT_AGE).map(|(r, _)| r);
+        let copied = refills().map(|r| ((r.target, r.group), r.bytes)).collect();
+        let sizes = PlaceSizes::of(map, reports.values().map(|r| (r.target, r.used)), refills());
+        self.estimate.note(map, &self.lost, &sizes, &copied, now);
     }
 
     fn note_down(&mut self, map: &ClusterMap, now: Instant) {
@@ -190,6 +207,18 @@ impl Replacing {
         self.moving.drain(map, wishes, observed, asked)
     }
 
+    /// See [`Moving::copied`].
+    pub fn copied(
+        &mut self,
+        map: &mut ClusterMap,
+        said: &PlaceCopied,
+        reports: &BTreeMap<TargetId, TargetReport>,
+        now: Instant,
+    ) -> Result<()> {
+        let bytes = self.refills.get(&(said.target, said.group)).map(|(report, _)| report.bytes);
+        self.moving.copied(map, said, bytes, |t| reports.get(&t).map_or(0, |r| r.used), now)
+    }
+
     /// See [`Moving::refused`].
     pub fn refused(
         &mut self,
@@ -220,6 +249,7 @@ impl Replacing {
 
     pub fn status(&self, wishes: &Wishes, now: Instant) -> RebuildStatus {
         let is_new = |(_, at): &&(RefillReport, Instant)| now.since(*at) < REPORT_AGE;
+        let left = self.estimate.left();
         RebuildStatus {
             after_s: wishes.after_s,
             gone: wishes.gone.iter().copied().collect(),
@@ -230,6 +260,9 @@ impl Replacing {
             paused: wishes.paused,
             since_ms: self.run.map_or(0, |(since, _)| now.since(since).as_millis() as u64),
             places_total: self.run.map_or(0, |(_, total)| total),
+            left_bytes: left.bytes,
+            bytes_per_s: left.bytes_per_s,
+            left_ms: left.ms,
         }
     }
 }
@@ -256,6 +289,7 @@ fn observed(
         lost: lost.clone(),
         draining: wishes.draining.clone(),
         used: reports.values().map(|r| (r.target, r.used)).collect(),
+        sizes: BTreeMap::new(),
     }
 }
 

@@ -84,6 +84,8 @@ pub trait Disk: Send + Sync + 'static {
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     fn exists(&self, path: &Path) -> bool;
     fn space(&self, path: &Path) -> io::Result<Space>;
+    /// The number of the path's file system while it is mounted: paths with one number share its space.
+    fn file_system(&self, path: &Path) -> io::Result<u64>;
     /// Makes a directory whose name survives a power cut, and the missing ones above it.
     fn create_dir_durable(&self, path: &Path) -> io::Result<()> {
         let mut parents = Vec::new();

@@ -56,6 +56,7 @@ contract!(
     disk_open_file_outlives_its_name,
     disk_locks_are_exclusive,
     disk_space_counts,
+    disk_directories_share_a_file_system,
     disk_write_atomic_replaces,
     net_connect_without_a_listener_is_refused,
     net_echo_over_each_address,
@@ -215,6 +216,7 @@ async fn disk_missing_names_are_not_found(env: Env, dir: PathBuf) {
         disk.rename(&path, &dir.join("b")),
         disk.sync_dir(&path),
         disk.space(&path).map(|_| ()),
+        disk.file_system(&path).map(|_| ()),
         disk.open(&path.join("f"), OpenMode::WRITE).map(|_| ()),
     ];
     for (i, result) in results.into_iter().enumerate() {
@@ -263,6 +265,12 @@ async fn disk_space_counts(env: Env, dir: PathBuf) {
     // Others use the machine's disk at the same time.
     assert!(after.free + (32 << 20) < before.free, "{before:?} {after:?}");
     file.write_all_at(&[1; 4096], 0).unwrap();
+}
+
+async fn disk_directories_share_a_file_system(env: Env, dir: PathBuf) {
+    env.disk.create_dir_all(&dir.join("a/b")).unwrap();
+    let at = |path: &str| env.disk.file_system(&dir.join(path)).unwrap();
+    assert_eq!([at("a"), at("a/b")], [at(""); 2]);
 }
 
 async fn disk_write_atomic_replaces(env: Env, dir: PathBuf) {

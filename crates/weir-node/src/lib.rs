@@ -15,6 +15,7 @@ mod meta;
 mod namespace;
 mod purge;
 mod relay;
+mod sharing;
 mod site;
 mod storage;
 

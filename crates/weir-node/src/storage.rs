@@ -1,5 +1,6 @@
 //! Targets on disks of one machine, serving.
 use crate::gate::Gate;
+use crate::sharing::Sharing;
 use crate::site::{Failed, Site, Step, leave};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +9,7 @@ use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older
 use weir_coord::{Cluster, Membership, Reports};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{EngineConfig, SharedKv};
-use weir_proto::coord::{AnnouncedTarget, TargetHistory};
+use weir_proto::coord::{AnnouncedTarget, TargetHistory, TargetReport};
 use weir_proto::map::ClusterMap;
 use weir_proto::{DiskUuid, Error, Result, RunId};
 use weir_rpc::Server;
@@ -23,8 +24,9 @@ pub struct StoragePlace {
     /// A file that lists which target is in which directory, outside of the disks: it distinguishes an empty
     /// mount point from a new disk.
     pub known: Option<PathBuf>,
-    /// How many targets of other processes share each disk's free space with one of these.
-    pub shared_by: u32,
+    /// Directories of targets of other processes of this machine, which may share a file system with one of
+    /// these.
+    pub others: Vec<PathBuf>,
     pub index: EngineConfig,
 }
 
@@ -81,10 +83,12 @@ async fn start_storage_unboxed(
     if targets.iter().all(|t| cluster.target_of(t.identity.disk).is_some()) {
         open_node(env, &cluster, &targets, &opened).await?;
     }
-    let membership =
-        Membership { addrs: server.addrs().to_vec(), targets: announced_targets(env, place, &targets) };
+    let sharing = sharing(env, place).await;
+    let reports = reports(env, sharing.clone(), opened.clone());
+    let announced = announced_targets(env, &cluster, &sharing, &targets, &reports());
+    let membership = Membership { addrs: server.addrs().to_vec(), targets: announced };
     gate.hold();
-    let joining = cluster.join(membership, reports(env, place, opened.clone()));
+    let joining = cluster.join(membership, reports);
     let joined = joining.await.map_err(Step::Join.failed())?;
     if opened.get().is_none() {
         open_node(env, &cluster, &targets, &opened).await?;
@@ -162,35 +166,49 @@ fn check_runs(map: &ClusterMap, targets: &[Begun]) -> Result<()> {
     Ok(())
 }
 
-fn announced_targets(env: &Env, place: &StoragePlace, targets: &[Begun]) -> Vec<AnnouncedTarget> {
+/// On another thread: a disk of others may hang.
+async fn sharing(env: &Env, place: &StoragePlace) -> Sharing {
+    let (disk, own, others) = (env.disk.clone(), place.dirs.clone(), place.others.clone());
+    env.tasks.blocking(move || Sharing::find(&*disk, &own, &others)).await
+}
+
+/// `opened`: reports of targets that the cluster knows already: their slabs are part of their capacity.
+fn announced_targets(
+    env: &Env,
+    cluster: &Cluster,
+    sharing: &Sharing,
+    targets: &[Begun],
+    opened: &[TargetReport],
+) -> Vec<AnnouncedTarget> {
+    let capacity = |t: &Begun| {
+        let known = cluster.target_of(t.identity.disk);
+        let report = opened.iter().find(|report| Some(report.target) == known);
+        let free = env.disk.space(&t.dir).map_or(0, |space| space.free);
+        report.map_or_else(|| sharing.capacity(&t.dir, free, free), |report| report.capacity)
+    };
     let announced = |t: &Begun| AnnouncedTarget {
         uuid: t.identity.disk,
         pool: t.identity.pool.clone(),
-        capacity: env.disk.space(&t.dir).map_or(0, |space| own_part(space.free, space.free, place.shared_by)),
+        capacity: capacity(t),
         history: t.history.clone(),
     };
     targets.iter().map(announced).collect()
 }
 
-/// For heartbeats: the stores' reports, with this node's part of the space.
-fn reports(env: &Env, place: &StoragePlace, opened: Arc<OnceLock<Arc<StorageNode>>>) -> Reports {
-    let (env, dirs, shared_by) = (env.clone(), place.dirs.clone(), place.shared_by);
+/// For heartbeats: the stores' reports, with each target's part of the space.
+fn reports(env: &Env, sharing: Sharing, opened: Arc<OnceLock<Arc<StorageNode>>>) -> Reports {
+    let env = env.clone();
     Arc::new(move || {
-        let mut reports = opened.get().map_or(Vec::new(), |storage| storage.reports());
-        // Targets of one node are on disks of one kind: the first directory's free space stands for all.
-        for (report, dir) in reports.iter_mut().zip(&dirs) {
-            if let Ok(space) = env.disk.space(dir) {
-                report.capacity = own_part(report.capacity, space.free, shared_by);
+        let Some(storage) = opened.get() else { return Vec::new() };
+        let mut reports = storage.reports();
+        for report in &mut reports {
+            let space = storage.dir_of(report.target).map(|dir| (dir, env.disk.space(dir)));
+            if let Some((dir, Ok(space))) = space {
+                report.capacity = sharing.capacity(dir, report.capacity, space.free);
             }
         }
         reports
     })
-}
-
-/// A target's capacity with its part of the file system's free space only, when several targets share it.
-/// Space within its slabs is its own, used or not.
-fn own_part(capacity: u64, free: u64, shared_by: u32) -> u64 {
-    capacity.saturating_sub(free - free / u64::from(shared_by.max(1)))
 }
 
 async fn open_node(
@@ -209,17 +227,4 @@ async fn open_node(
     }
     let storage = StorageNode::open_over(env.clone(), configs, Arc::new(cluster.clone())).await?;
     opened.set(storage).map_err(|_| Error::io("the storage node was opened twice"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn targets_share_free_space_and_keep_that_of_their_slabs() {
-        let (in_slabs, free) = (40, 60);
-        assert_eq!([0, 1, 6].map(|n| own_part(in_slabs + free, free, n)), [100, 100, 50]);
-        assert_eq!(own_part(free, free, 6), 10, "a new target");
-        assert_eq!(own_part(30, free, 6), 0, "its space was taken between the two measurements");
-    }
 }

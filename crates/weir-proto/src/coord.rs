@@ -232,6 +232,10 @@ message!(RebuildStatus {
     since_ms: u64,
     /// The number of places to rebuild since then, with those that are done.
     places_total: u32,
+    /// Estimates: the bytes left to rebuild, their rate lately, and how long that takes, ms; 0: not known.
+    left_bytes: u64,
+    bytes_per_s: u64,
+    left_ms: u64,
 });
 message!(
     /// Places of a lost target that no other target can take now.

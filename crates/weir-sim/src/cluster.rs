@@ -567,7 +567,7 @@ async fn run_storage(env: Env, n: usize, host: String, at: Addr, options: Option
         dirs: vec![TARGET_DIR.into()],
         pool: "default".into(),
         known: None,
-        shared_by: 1,
+        others: Vec::new(),
         index: ENGINE,
     };
     let site = site(&storage_name(n), Role::Storage, &host, vec![at], &options);

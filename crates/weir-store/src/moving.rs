@@ -221,6 +221,13 @@ impl StorageNode {
         }
         // The member's fences do not rise while it is closed.
         self.take_fences_of(&coming.to, coming.from, vec![at]).await?;
+        if coming.closed {
+            // The planner learns how large the place is; if it does not, it estimates that.
+            let reports = lock(&coming.to).reports(self.env.clock.now());
+            if let Err(e) = self.peers.refill_reported(reports).await {
+                tracing::debug!("report a copied place: {e}");
+            }
+        }
         self.peers.place_copied(coming.said(coming.closed)).await?;
         if coming.closed {
             coming.to.tails.note_group(coming.scope.group);

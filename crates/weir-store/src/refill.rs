@@ -14,7 +14,7 @@ use crate::refilled::Refill;
 use crate::repair::StripeView;
 use crate::service::{Acting, STRIPES_AT_ONCE, StorageNode, Target};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::data::{GroupAt, ListFences};
@@ -33,6 +33,9 @@ fn handed_over(map: &ClusterMap, target: TargetId) -> impl Iterator<Item = &Grou
     let comes = move |g: &&Group| map.move_of(g.id).is_some_and(|found| found.to == target);
     map.groups.iter().filter(move |g| !is_mine(g) && !comes(g)).filter(is_whole)
 }
+
+/// Stripes of a listing that still have to be checked.
+type Listed = std::collections::btree_map::IntoIter<(FileId, u64), StripeView>;
 
 /// One pass over a group's stripes.
 #[derive(Default)]
@@ -129,42 +132,48 @@ impl StorageNode {
     }
 
     async fn refill_pass(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<Pass> {
-        let (mut pass, mut after) = (Pass::default(), None);
+        let (pass, mut after) = (Mutex::new(Pass::default()), None);
         let (target, group) = (&acting.target, acting.scope.group);
         lock(target).begin(target.store.target, group, self.env.clock.now());
         loop {
             let (stripes, next) = self.list_stripes(acting, peers, after, since).await?;
-            let stripes: Vec<((FileId, u64), StripeView)> = stripes.into_iter().collect();
-            for some in stripes.chunks(STRIPES_AT_ONCE) {
-                let repairs = some.iter().map(|((file, stripe), view)| {
-                    Box::pin(self.refill_stripe(acting, *file, *stripe, view))
-                        as BoxFuture<'_, Result<Option<u64>>>
-                });
-                let mut copied = 0;
-                for repaired in join_all(repairs.collect()).await {
-                    match repaired {
-                        Ok(bytes) => {
-                            copied += bytes.unwrap_or(0);
-                            pass.repaired += usize::from(bytes.is_some());
-                            lock(target).seen(group, bytes);
-                            target.copied.add(bytes.unwrap_or(0));
-                        }
-                        // A seal or a writer was faster, or a peer does not answer.
-                        Err(e) => {
-                            pass.failed += 1;
-                            pass.problem = Some(e);
-                        }
-                    }
-                }
-                self.report_refill(target);
-                // A group without redundancy is repaired at full speed.
-                if acting.group().current_count() > usize::from(acting.scope.scheme.data) {
-                    self.keep_pace(target, copied).await;
-                }
-            }
+            let todo = Mutex::new(stripes.into_iter());
+            let lane = |_| Box::pin(self.refill_lane(acting, &todo, &pass)) as BoxFuture<'_, ()>;
+            join_all((0..STRIPES_AT_ONCE).map(lane).collect()).await;
             match next {
                 Some(cell) => after = Some(cell),
-                None => return Ok(pass),
+                None => return Ok(pass.into_inner().unwrap_or_else(PoisonError::into_inner)),
+            }
+        }
+    }
+
+    /// Refills one stripe after the other.
+    async fn refill_lane(&self, acting: &Acting, todo: &Mutex<Listed>, pass: &Mutex<Pass>) {
+        let (target, group) = (&acting.target, acting.scope.group);
+        loop {
+            let next = todo.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(((file, stripe), view)) = next else { return };
+            let repaired = self.refill_stripe(acting, file, stripe, &view).await;
+            let copied = *repaired.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0);
+            {
+                let mut pass = pass.lock().unwrap_or_else(PoisonError::into_inner);
+                match repaired {
+                    Ok(bytes) => {
+                        pass.repaired += usize::from(bytes.is_some());
+                        lock(target).seen(group, bytes);
+                    }
+                    // A seal or a writer was faster, or a peer does not answer.
+                    Err(e) => {
+                        pass.failed += 1;
+                        pass.problem = Some(e);
+                    }
+                }
+            }
+            target.copied.add(copied);
+            self.report_refill(target);
+            // A group without redundancy is repaired at full speed.
+            if acting.group().current_count() > usize::from(acting.scope.scheme.data) {
+                self.keep_pace(target, copied).await;
             }
         }
     }

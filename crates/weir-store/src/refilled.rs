@@ -56,12 +56,16 @@ impl Refill {
         if self.reported.is_some_and(|at| now.since(at) < REPORT_EVERY) {
             return None;
         }
+        Some(self.reports(now))
+    }
+    /// How far all are.
+    pub fn reports(&mut self, now: Instant) -> Vec<RefillReport> {
         self.reported = Some(now);
         let report = |(report, since): &(RefillReport, Instant)| RefillReport {
             since_ms: now.since(*since).as_millis() as u64,
             ..report.clone()
         };
-        Some(self.progress.values().map(report).collect())
+        self.progress.values().map(report).collect()
     }
 }
 

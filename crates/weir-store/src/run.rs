@@ -14,6 +14,8 @@ use weir_proto::map::Group;
 
 /// Pause between rounds in which nothing was done.
 const ROUND_PAUSE: Duration = Duration::from_millis(250);
+/// Pause after a wait for a newer map has failed.
+const NO_MAP_PAUSE: Duration = Duration::from_millis(20);
 /// Interval at which seals in doubt are settled; it is shorter while a member is behind, whose repair may
 /// wait for them.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
@@ -142,13 +144,15 @@ impl StorageNode {
 /// Repairs the target's places that are behind until the node ends.
 async fn repair(clock: Clock, node: Weak<StorageNode>, target: Weak<Target>) {
     while let Some((node, target)) = node.upgrade().zip(target.upgrade()) {
+        let (peers, version) = (node.peers.clone(), node.peers.map().version);
         let repaired = match target.store.usable() {
             Ok(()) => node.repair_round(&target).await,
             Err(_) => 0,
         };
         drop((node, target));
-        if repaired == 0 {
-            clock.sleep(ROUND_PAUSE).await;
+        // A newer map may give the target a place.
+        if repaired == 0 && peers.wait_newer(version, ROUND_PAUSE).await.is_err() {
+            clock.sleep(NO_MAP_PAUSE).await;
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::scrub::Scrubber;
 use crate::store::{INLINE_BYTES_MAX, OverlayWrite, Store};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
@@ -206,6 +206,11 @@ impl StorageNode {
     /// For heartbeats.
     pub fn reports(&self) -> Vec<TargetReport> {
         self.targets.values().map(|t| t.store.report()).collect()
+    }
+
+    /// The directory of a target of this node.
+    pub fn dir_of(&self, target: TargetId) -> Option<&Path> {
+        self.targets.get(&target).map(|t| t.store.dir())
     }
 
     /// A request from anywhere, also from this node itself.

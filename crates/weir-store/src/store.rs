@@ -226,6 +226,9 @@ impl Store {
 
     // ---- the target as a whole
 
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
     pub fn report(&self) -> TargetReport {
         let (used, idle) = self.slabs.usage();
         let space = self.env.disk.space(&self.dir).unwrap_or_default();

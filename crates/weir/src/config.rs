@@ -208,9 +208,9 @@ sections! {
         targets: Vec<PathBuf> = Vec::new(), shown "[\"/srv/weir/t1\"] # an example; required";
         /// The pool that its targets belong to.
         pool: String = "default".into(), shown "\"default\"";
-        /// Targets, here and of other nodes, whose directories are on the same file system: each counts as
-        /// its part of the free space.
-        shared_by: u32 = 1, shown "1";
+        /// Directories of targets of other processes on this machine. Targets on one file system count as
+        /// equal parts of its free space; this process's own need not be listed here.
+        others: Vec<PathBuf> = Vec::new(), shown "[]";
     }
     /// Of `weir mount`.
     [mount] Mount {

@@ -433,6 +433,10 @@ pub fn storage(args: &StorageRole, environment: &Environment) -> Outcome<()> {
     run(&args.role, config, environment, SERVER_BUFFERS_BYTES, |node| run_storage(node, known))
 }
 
+fn absolutes(dirs: &[PathBuf]) -> Outcome<Vec<PathBuf>> {
+    dirs.iter().map(|dir| local_cluster::absolute(dir)).collect()
+}
+
 async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
     let storage = &node.config.storage;
     if storage.targets.is_empty() {
@@ -440,10 +444,10 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
         return Err(Failure::new(error, "--dir DIR, or storage.targets in weir.toml"));
     }
     let place = StoragePlace {
-        dirs: storage.targets.iter().map(|dir| local_cluster::absolute(dir)).collect::<Outcome<_>>()?,
+        dirs: absolutes(&storage.targets)?,
         pool: storage.pool.clone(),
         known,
-        shared_by: storage.shared_by,
+        others: absolutes(&storage.others)?,
         index: weir_store::INDEX,
     };
     node.check_listens()?;

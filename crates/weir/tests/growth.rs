@@ -183,3 +183,30 @@ fn a_full_disk_stops_no_writer_while_its_places_can_move() {
         old.into_iter().map(|(path, data)| (other.join(path.file_name().unwrap()), data)).collect();
     check(&at_other, "places have moved, at another mount");
 }
+
+#[test]
+fn targets_share_the_space_of_their_own_file_system() {
+    if !is_root() {
+        return;
+    }
+    let disk = SmallDisk::new();
+    let cluster = Cluster::at(Some(disk.dir()), 0, &["--targets", "3", "--scheme", "ec:2+1"]);
+    cluster.run_weir(&["down"]);
+    disk.put_in(384);
+    cluster.up();
+    // t1 has a disk for itself; t2 and t3 share that of the cluster's directory, which others use, too.
+    let free = |dir: PathBuf| {
+        let said = shell(&format!("df --output=avail -B1 {} | tail -1", dir.display()));
+        said.trim().parse::<f64>().unwrap()
+    };
+    wait_until("each target counts its part of the space", PATIENCE, || {
+        let targets: serde_json::Value =
+            serde_json::from_str(&cluster.run_weir(&["target", "list", "--json"])).unwrap();
+        let is_near = |n: usize, expected: f64| {
+            let capacity = targets[n]["capacity"].as_f64().unwrap();
+            (capacity / expected - 1.0).abs() < 0.2
+        };
+        let shared = free(disk.dir()) / 2.0;
+        is_near(0, free(disk.target())) && is_near(1, shared) && is_near(2, shared)
+    });
+}

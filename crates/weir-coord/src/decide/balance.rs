@@ -68,7 +68,9 @@ fn next_step(
                 break; // the others are fuller
             }
             let groups = map.groups.iter().filter(|g| begun.iter().all(|step| step.group != g.id));
-            if let Some(step) = groups.filter_map(|g| step_of(map, board, g, from, to)).next() {
+            // The largest: fewest places move. Of equal ones the first.
+            let steps = groups.filter_map(|g| step_of(map, board, g, from, to)).rev();
+            if let Some((_, step)) = steps.max_by_key(|(bytes, _)| *bytes) {
                 return Some(step);
             }
         }
@@ -76,8 +78,15 @@ fn next_step(
     None
 }
 
-/// A step if the group's place may move between these targets, and the move evens out their load.
-fn step_of(map: &ClusterMap, board: &Board<'_>, group: &Group, from: &Target, to: &Target) -> Option<Step> {
+/// A step if the group's place may move between these targets, and the move evens out their load; with the
+/// place's bytes.
+fn step_of(
+    map: &ClusterMap,
+    board: &Board<'_>,
+    group: &Group,
+    from: &Target,
+    to: &Target,
+) -> Option<(u64, Step)> {
     let is_current = group.members.iter().all(|m| m.state == MemberState::Current);
     let place = group.members.iter().position(|m| m.target == from.id)?;
     let is_member = group.members.iter().any(|m| m.target == to.id);
@@ -88,8 +97,9 @@ fn step_of(map: &ClusterMap, board: &Board<'_>, group: &Group, from: &Target, to
     let bytes = board.bytes_of_place(group, from.id);
     let gets = per_mille(board.used_of(to.id).saturating_add(bytes), to.capacity);
     let keeps = per_mille(board.used_of(from.id).saturating_sub(bytes), from.capacity);
-    let fits = near(to) <= near(from) && gets <= keeps && gets <= FULL_PER_MILLE;
-    fits.then_some(Step { group: group.id, place, from: from.id, to: to.id })
+    let evens = gets <= keeps && gets <= FULL_PER_MILLE && !board.is_trifle(bytes, from.id);
+    let fits = near(to) <= near(from) && evens;
+    fits.then_some((bytes, Step { group: group.id, place, from: from.id, to: to.id }))
 }
 
 fn per_mille(used: u64, capacity: u64) -> u64 {

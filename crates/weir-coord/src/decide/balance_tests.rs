@@ -2,7 +2,7 @@
 use super::*;
 use crate::decide::begin_move;
 use crate::decide::group_tests::{cluster, create_groups};
-use weir_proto::{DiskUuid, NodeId};
+use weir_proto::{DiskUuid, NodeId, PgId};
 
 /// Groups of 4+2 on six targets that are 60 % full, and one target that is empty.
 fn with_an_empty_one() -> (ClusterMap, Observed) {
@@ -117,4 +117,31 @@ fn no_more_members_of_a_group_come_onto_one_host() {
     let steps = plan_balance(&map, &observed);
     assert!(!steps.is_empty());
     assert!(steps.iter().all(|step| step.from == TargetId(1)), "only those of its own host: {steps:?}");
+}
+
+/// Most bytes are in a few groups, as after a few large files. Sizes are known when a place of the group has moved.
+#[test]
+fn balance_ends_whatever_the_sizes_of_places() {
+    let (mut map, mut observed) = with_an_empty_one();
+    let size = |g: PgId| if g.0.is_multiple_of(4) { 96_000 } else { 1_000 * u64::from(g.0 % 2) };
+    let used = |map: &ClusterMap, t: TargetId| -> u64 {
+        let has = |g: &&Group| g.members.iter().any(|m| m.target == t);
+        map.groups.iter().filter(has).map(|g| size(g.id)).sum()
+    };
+    let mut moved = 0;
+    loop {
+        observed.used = (1..=7).map(|t| (TargetId(t), used(&map, TargetId(t)))).collect();
+        let steps = plan_balance(&map, &observed);
+        if steps.is_empty() {
+            break;
+        }
+        for step in steps {
+            map.groups[step.group.0 as usize].members[step.place].target = step.to;
+            observed.sizes.insert(step.group, size(step.group));
+            moved += size(step.group);
+        }
+        assert!(moved < 2_000_000, "places move without end");
+    }
+    let most = observed.used.values().max().unwrap();
+    assert!(observed.used[&TargetId(7)] + 2 * 96_000 >= *most, "{:?}", observed.used);
 }

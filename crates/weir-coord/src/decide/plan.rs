@@ -11,8 +11,13 @@ use weir_proto::{NodeId, PgId, TargetId};
 /// Places that one target is filled for at a time: more would take as long, and leave more groups without
 /// full redundancy.
 pub const FILLED_AT_ONCE: usize = 2;
+/// Places in which a target may be behind when it takes another one.
+const BEHIND_MAX: usize = 2 * FILLED_AT_ONCE;
 /// No target is filled above this part of its capacity: writes need space, too.
 pub(super) const FULL_PER_MILLE: u64 = 850;
+
+/// A place with less than this part of its target's average place does not move for balance.
+const TRIFLE_PART: u64 = 8;
 
 /// Facts about targets that are not in the map.
 #[derive(Clone, Default, Debug)]
@@ -23,6 +28,8 @@ pub struct Observed {
     pub draining: BTreeSet<TargetId>,
     /// Bytes on each target, as it last reported.
     pub used: BTreeMap<TargetId, u64>,
+    /// Bytes of a place of a group, where one was copied lately. The others are estimated.
+    pub sizes: BTreeMap<PgId, u64>,
 }
 
 /// A step: a place of a group moves to another target.
@@ -105,8 +112,12 @@ pub(super) struct Board<'a> {
     gets: BTreeMap<TargetId, usize>,
     /// how many it is being filled for,
     filled: BTreeMap<TargetId, usize>,
+    /// in how many it is behind, filled or not,
+    behind: BTreeMap<TargetId, usize>,
     /// and the bytes that it has, or will have.
     used: BTreeMap<TargetId, u64>,
+    /// The average size of its places whose size is not known.
+    mean: BTreeMap<TargetId, u64>,
 }
 
 impl<'a> Board<'a> {
@@ -119,16 +130,22 @@ impl<'a> Board<'a> {
             groups: BTreeMap::new(),
             gets: BTreeMap::new(),
             filled: BTreeMap::new(),
+            behind: BTreeMap::new(),
             used: observed.used.clone(),
+            mean: BTreeMap::new(),
         };
         for (index, group) in map.groups.iter().enumerate() {
             for member in &group.members {
                 board.groups.entry(member.target).or_default().push(index);
-                if member.state == MemberState::Behind {
+                if member.is_filled(map.level) {
                     *board.filled.entry(member.target).or_default() += 1;
+                }
+                if member.state == MemberState::Behind {
+                    *board.behind.entry(member.target).or_default() += 1;
                 }
             }
         }
+        board.mean = observed.used.iter().map(|(t, used)| (*t, board.mean_of(*t, *used))).collect();
         for found in &map.moves {
             let group = map.group(found.group);
             let member = group.and_then(|g| Some((g, g.members.get(usize::from(found.place))?)));
@@ -228,16 +245,31 @@ impl<'a> Board<'a> {
         self.used.get(&target).copied().unwrap_or(0)
     }
 
-    /// The estimated size of a place: the average of the lost target's other places, or of the members'.
+    /// The size of a place, if it is known; or the average of the target's other places, or of the members'.
     pub(super) fn bytes_of_place(&self, group: &Group, from: TargetId) -> u64 {
-        let known = |t: TargetId| Some(self.observed.used.get(&t)? / (self.load(t) as u64).max(1));
-        let others = || group.members.iter().filter_map(|m| known(m.target)).max();
-        known(from).or_else(others).unwrap_or(0)
+        let known = self.observed.sizes.get(&group.id);
+        let others = || group.members.iter().filter_map(|m| self.mean.get(&m.target)).max();
+        known.or_else(|| self.mean.get(&from)).or_else(others).copied().unwrap_or(0)
     }
 
-    /// Whether it is already being filled for the maximum number of places.
+    fn mean_of(&self, target: TargetId, used: u64) -> u64 {
+        let groups = self.groups.get(&target).map_or(&[][..], |all| all);
+        let known = groups.iter().filter_map(|n| self.observed.sizes.get(&self.map.groups[*n].id));
+        let (sum, count) = known.fold((0u64, 0), |(sum, count), size| (sum.saturating_add(*size), count + 1));
+        used.saturating_sub(sum) / (groups.len() as u64).saturating_sub(count).max(1)
+    }
+
+    /// Whether so few of the target's bytes are in the place that moving it evens nothing out.
+    pub(super) fn is_trifle(&self, bytes: u64, from: TargetId) -> bool {
+        let places = self.groups.get(&from).map_or(0, Vec::len) as u64;
+        self.used_of(from) / places.max(1) > bytes.saturating_mul(TRIFLE_PART)
+    }
+
+    /// Whether it is already being filled for the maximum number of places. A member that was filled lists a
+    /// few more stripes before it is current: only many of these count.
     pub(super) fn is_busy(&self, target: TargetId) -> bool {
-        self.filled.get(&target).copied().unwrap_or(0) >= FILLED_AT_ONCE
+        let count = |of: &BTreeMap<TargetId, usize>| of.get(&target).copied().unwrap_or(0);
+        count(&self.filled) >= FILLED_AT_ONCE || count(&self.behind) >= BEHIND_MAX
     }
 
     pub(super) fn take(&mut self, group: &Group, from: TargetId, to: TargetId) {

@@ -147,3 +147,27 @@ fn nothing_is_replaced_below_the_level_that_knows_it() {
     let refused = replace(&mut map, step.group, step.place, step.to).unwrap_err();
     assert!(refused.kind == ErrorKind::Unsupported && refused.context.contains("weir upgrade finish"));
 }
+
+#[test]
+fn a_target_that_was_filled_takes_the_next_place() {
+    let mut map = with_down(7, "ec:4+2", &[3]);
+    let lost = observed(&[3], 0);
+    let steps = plan(&map, &lost).steps;
+    steps.iter().for_each(|step| replace(&mut map, step.group, step.place, step.to).unwrap());
+    assert_eq!(plan(&map, &lost).steps, [], "each target that is left is filled for two places");
+    let mut taken = 0;
+    for step in &steps {
+        let epoch = map.group(step.group).unwrap().epoch;
+        caught_up(&mut map, step.to, step.group, epoch).unwrap();
+        for next in plan(&map, &lost).steps {
+            assert_eq!(next.to, step.to);
+            replace(&mut map, next.group, next.place, next.to).unwrap();
+            taken += 1;
+        }
+    }
+    let behind = |t: u32| {
+        let members = map.groups.iter().flat_map(|g| &g.members);
+        members.filter(|m| m.target == TargetId(t) && m.state == MemberState::Behind).count()
+    };
+    assert!(taken > 0 && (1..=7).all(|t| behind(t) <= BEHIND_MAX), "{taken}");
+}

@@ -62,6 +62,9 @@ impl Disk for MachineDisk {
         let fs = rustix::fs::statvfs(path)?;
         Ok(Space { total: fs.f_blocks * fs.f_frsize, free: fs.f_bavail * fs.f_frsize })
     }
+    fn file_system(&self, path: &Path) -> io::Result<u64> {
+        Ok(rustix::fs::stat(path)?.st_dev)
+    }
 }
 
 impl File for MachineFile {

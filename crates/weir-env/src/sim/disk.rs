@@ -98,6 +98,9 @@ impl Disk for SimDisk {
         let total = state.capacity_bytes;
         Ok(Space { total, free: total.saturating_sub(state.used_pages * PAGE_BYTES) })
     }
+    fn file_system(&self, path: &Path) -> io::Result<u64> {
+        self.lock()?.lookup(path).map(|_| 1)
+    }
 }
 
 struct SimFile {

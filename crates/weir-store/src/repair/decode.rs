@@ -24,6 +24,39 @@ pub(crate) struct Rebuilt {
     pub(super) missing: MissingMask,
 }
 
+/// The fragments of a stripe that were read so far.
+#[derive(Default)]
+struct Fragments {
+    fragments: Vec<(usize, Bytes)>,
+    /// As one of the parity fragments has them.
+    folded_seqs: Vec<Seq>,
+    data_folded: BTreeMap<usize, Seq>,
+    parity_bytes: Option<usize>,
+    problem: Option<Error>,
+}
+
+impl Fragments {
+    fn add(&mut self, position: usize, data: usize, read: Result<(CellRead, Bytes)>) {
+        match read {
+            Ok((read, bytes)) => {
+                if position >= data {
+                    self.folded_seqs = read.folded_seqs;
+                    self.parity_bytes = Some(bytes.len());
+                } else {
+                    self.data_folded.insert(position, read.seq);
+                }
+                self.fragments.push((position, bytes));
+            }
+            Err(e) => self.problem = Some(e),
+        }
+    }
+    /// `nothing_folded`: each parity member reports that.
+    fn is_enough(&self, data: usize, nothing_folded: bool) -> bool {
+        let all_data = || self.fragments.iter().all(|(position, _)| *position < data);
+        self.fragments.len() == data && (nothing_folded || !self.folded_seqs.is_empty() || all_data())
+    }
+}
+
 impl StorageNode {
     /// Copies a version that will be committed from the peers, beside the base.
     pub(crate) async fn take_version(&self, acting: &Acting, r: &HoldStripe) -> Result<()> {
@@ -86,29 +119,22 @@ impl StorageNode {
             None => newest_whole(&stats, data),
         };
         let Some((version, holders)) = found else { return Ok(None) };
-        let mut fragments: Vec<(usize, Bytes)> = Vec::new();
-        let mut folded_seqs = Vec::new();
-        let mut data_folded: BTreeMap<usize, Seq> = BTreeMap::new();
-        let mut parity_bytes = None;
-        let mut problem = None;
-        for p in holders {
-            let is_data = |(p, _): &(usize, Bytes)| *p < data;
-            if fragments.len() == data && (!folded_seqs.is_empty() || fragments.iter().all(is_data)) {
+        let has_none = |p: &usize| stats[p].base == version && stats[p].folded_seqs.is_empty();
+        let nothing_folded = holders.iter().filter(|p| **p >= data).all(has_none);
+        let mut found = Fragments::default();
+        let (first, rest) = holders.split_at(data);
+        let reads =
+            first.iter().map(|p| Box::pin(self.read_fragment(acting, *p, own, version)) as BoxFuture<_>);
+        for (p, read) in first.iter().zip(join_all(reads.collect()).await) {
+            found.add(*p, data, read);
+        }
+        for p in rest {
+            if found.is_enough(data, nothing_folded) {
                 break;
             }
-            match self.read_fragment(acting, p, own, version).await {
-                Ok((read, bytes)) => {
-                    if p >= data {
-                        folded_seqs = read.folded_seqs;
-                        parity_bytes = Some(bytes.len());
-                    } else {
-                        data_folded.insert(p, read.seq);
-                    }
-                    fragments.push((p, bytes));
-                }
-                Err(e) => drop(problem.insert(e)),
-            }
+            found.add(*p, data, self.read_fragment(acting, *p, own, version).await);
         }
+        let Fragments { fragments, mut folded_seqs, data_folded, parity_bytes, problem } = found;
         if fragments.len() < data {
             return Err(problem.unwrap_or_else(|| Error::damaged(format!("cell {own}: too few fragments"))));
         }

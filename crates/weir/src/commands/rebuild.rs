@@ -10,13 +10,11 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::time::Duration;
-use weir_coord::groups_by_spare;
+use weir_coord::{PlaceSizes, groups_by_spare, left_of_place};
 use weir_proto::coord::{ClusterStatus, GonePlan, RebuildStatus, RebuildWaiting, RefillReport};
-use weir_proto::map::{Group, Member, MemberState, Move};
+use weir_proto::map::{ClusterMap, Group, Member, MemberState, Move};
 use weir_proto::{Error, TargetId};
 
-/// A place that is filled and not current yet has at least one in this many of its bytes to go.
-const LAST_PART: u64 = 10;
 /// The interval of `weir rebuild --watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
@@ -124,7 +122,7 @@ pub fn rebuild(args: &cli::Rebuild) -> Outcome<()> {
 struct Filled {
     places: usize,
     bytes: u64,
-    /// An estimate, see [`Places`].
+    /// An estimate, see [`PlaceSizes`].
     bytes_left: u64,
     bytes_per_s: u64,
 }
@@ -134,15 +132,13 @@ struct Filled {
 struct Left {
     bytes: u64,
     bytes_per_s: u64,
-    /// The bytes of all that is done, and how long it took, ms: the time between two places is in it.
-    done: Option<(u64, u64)>,
+    /// As the coordinator estimates it.
+    ms: Option<u64>,
 }
 
 impl Left {
     fn seconds(self) -> Option<u64> {
-        let by_rate = self.bytes.checked_div(self.bytes_per_s);
-        let Some((done, ms)) = self.done.filter(|(done, _)| *done > 0) else { return by_rate };
-        u64::try_from((u128::from(self.bytes) * u128::from(ms) / u128::from(done) + 500) / 1000).ok()
+        self.ms.map(|ms| ms.saturating_add(500) / 1000).or(self.bytes.checked_div(self.bytes_per_s))
     }
     fn text(self, what: &str) -> Option<String> {
         let (seconds, mb) = (self.seconds()?, self.bytes / 1_000_000);
@@ -153,43 +149,10 @@ impl Left {
     }
 }
 
-/// Estimates of the bytes of a group's place: a target's used bytes, spread evenly over its places, averaged
-/// over the group's current members.
-struct Places<'a> {
-    used: BTreeMap<TargetId, u64>,
-    count: BTreeMap<TargetId, u64>,
-    groups: &'a [Group],
-}
-
-impl Places<'_> {
-    fn of<'a>(status: &ClusterStatus, groups: &'a [Group]) -> Places<'a> {
-        let mut count = BTreeMap::new();
-        for member in groups.iter().flat_map(|g| &g.members) {
-            *count.entry(member.target).or_default() += 1;
-        }
-        Places { used: status.targets.iter().map(|t| (t.target, t.used)).collect(), count, groups }
-    }
-    fn bytes_of(&self, group: &Group) -> u64 {
-        let current = group.members.iter().filter(|m| m.state == MemberState::Current);
-        let of = |t: TargetId| self.used.get(&t).copied().unwrap_or(0) / self.count.get(&t).map_or(1, |n| *n);
-        let (sum, count) = current.fold((0, 0), |(sum, count), m| (sum + of(m.target), count + 1));
-        u64::checked_div(sum, count).unwrap_or(0)
-    }
-    /// The bytes of all places that a condition selects.
-    fn bytes(&self, selects: impl Fn(&Group, &Member) -> bool) -> u64 {
-        let of = |g: &Group| g.members.iter().filter(|m| selects(g, m)).count() as u64 * self.bytes_of(g);
-        self.groups.iter().map(of).sum()
-    }
-}
-
-/// The bytes of the places that are rebuilt since the rebuild began, and its time; `open`: the number of
-/// places that are not done, `left`: their bytes that are not copied yet.
-fn done(rebuild: &RebuildStatus, sizes: &Places<'_>, open: usize, left: u64) -> Option<(u64, u64)> {
-    let groups = sizes.groups.iter().filter(|g| g.scheme.parity > 0);
-    let (sum, count) = groups.fold((0, 0), |(sum, count), g| (sum + sizes.bytes_of(g), count + 1));
-    let mean = u64::checked_div(sum, count)?;
-    let all = u64::from(rebuild.places_total).max(open as u64) * mean;
-    (rebuild.since_ms > 0).then(|| (all.saturating_sub(left), rebuild.since_ms))
+/// The bytes of all places that a condition selects.
+fn bytes_of(map: &ClusterMap, sizes: &PlaceSizes, selects: impl Fn(&Group, &Member) -> bool) -> u64 {
+    let of = |g: &Group| g.members.iter().filter(|m| selects(g, m)).count() as u64 * sizes.of_group(g);
+    map.groups.iter().map(of).sum()
 }
 
 struct View {
@@ -218,12 +181,12 @@ impl View {
                 filled.entry(member.target).or_default().places += 1;
             }
         }
-        let sizes = Places::of(status, &map.groups);
+        let used = status.targets.iter().map(|t| (t.target, t.used));
+        let sizes = PlaceSizes::of(map, used, rebuild.refills.iter());
         for (target, filled) in &mut filled {
             filled.apply(rebuild.refills.iter().filter(|r| r.target == *target));
-            let total = sizes.bytes(|_, m| m.target == *target && m.state == MemberState::Behind);
-            // Writes that came meanwhile follow: a place is not done with its last byte.
-            filled.bytes_left = total.saturating_sub(filled.bytes).max(total / LAST_PART);
+            let is_behind = |_: &Group, m: &Member| m.target == *target && m.state == MemberState::Behind;
+            filled.bytes_left = left_of_place(bytes_of(map, &sizes, is_behind), filled.bytes);
         }
         let has = |t: TargetId| members().filter(|m| m.target == t).count();
         let draining: BTreeMap<_, _> = rebuild.draining.iter().map(|t| (*t, has(*t))).collect();
@@ -235,23 +198,25 @@ impl View {
             let to = |group| map.moves.iter().any(|m| (m.to, m.group) == (*target, group));
             filled.apply(rebuild.refills.iter().filter(|r| r.target == *target && to(r.group)));
             let all = map.moves.iter().filter(|m| m.to == *target);
-            let of = |group| map.groups.iter().find(|g| g.id == group).map_or(0, |g| sizes.bytes_of(g));
+            let of = |group| map.groups.iter().find(|g| g.id == group).map_or(0, |g| sizes.of_group(g));
             filled.bytes_left = all.map(|m| of(m.group)).sum::<u64>().saturating_sub(filled.bytes);
         }
         let left = |targets: &BTreeMap<TargetId, Filled>, later: u64| Left {
             bytes: later + targets.values().map(|f| f.bytes_left).sum::<u64>(),
             bytes_per_s: targets.values().map(|f| f.bytes_per_s).sum(),
-            done: None,
+            ms: None,
         };
-        let mut rebuild_left = left(&filled, sizes.bytes(|_, m| lost.contains(&m.target)));
-        let open = places.values().sum::<usize>() + filled.values().map(|f| f.places).sum::<usize>();
-        rebuild_left.done = done(&rebuild, &sizes, open, rebuild_left.bytes);
+        let rebuild_left = Left {
+            bytes: rebuild.left_bytes,
+            bytes_per_s: rebuild.bytes_per_s,
+            ms: Some(rebuild.left_ms).filter(|ms| *ms > 0),
+        };
         let leaves = |g: &Group, m: &Member| {
             let at = |f: &Move| g.members.get(usize::from(f.place)).map(|m| m.target);
             let is_moving = map.moves.iter().any(|f| f.group == g.id && at(f) == Some(m.target));
             draining.contains_key(&m.target) && !is_moving
         };
-        let moves_left = left(&moving, sizes.bytes(leaves));
+        let moves_left = left(&moving, bytes_of(map, &sizes, leaves));
         let by_spare = groups_by_spare(map);
         View { rebuild, places, filled, by_spare, draining, moving, rebuild_left, moves_left }
     }
@@ -425,22 +390,24 @@ mod tests {
             paused,
             since_ms: 0,
             places_total: 0,
+            left_bytes: 0,
+            bytes_per_s: 0,
+            left_ms: 0,
         }
     }
 
     #[test]
-    fn the_time_left_counts_places_that_no_target_has_taken() {
-        let one = View::of(&status([4, 1]), rebuild(vec![TargetId(1)], 50 * MB, 5000));
+    fn a_rebuild_shows_what_is_left_and_for_how_long() {
+        let left = |bytes, bytes_per_s, ms| RebuildStatus {
+            left_bytes: bytes * MB,
+            bytes_per_s: bytes_per_s * MB,
+            left_ms: ms,
+            ..rebuild(vec![TargetId(1)], 50 * MB, 5000)
+        };
+        let one = View::of(&status([4, 1]), left(150, 10, 17_600));
         assert_eq!(one.filled[&TargetId(4)].bytes_left, 50 * MB);
-        assert_eq!(one.rebuild_left, Left { bytes: 150 * MB, bytes_per_s: 10 * MB, done: None });
-        assert_eq!(one.rebuild_left.seconds(), Some(15));
-        assert!(one.text().contains("the rebuild: about 150 MB left, 10 MB/s, about 15 s"), "{}", one.text());
-        // Three places of 100 MB since 20 s: one is done, half of the second, and pauses were between them.
-        let run =
-            RebuildStatus { since_ms: 20_000, places_total: 3, ..rebuild(vec![TargetId(1)], 50 * MB, 5000) };
-        let paused = View::of(&status([4, 1]), run).rebuild_left;
-        assert_eq!((paused.done, paused.seconds()), (Some((150 * MB, 20_000)), Some(20)));
-        let begun = View::of(&status([4, 4]), rebuild(vec![], 0, 0));
+        assert!(one.text().contains("the rebuild: about 150 MB left, 10 MB/s, about 18 s"), "{}", one.text());
+        let begun = View::of(&status([4, 4]), left(200, 0, 0));
         assert_eq!((begun.rebuild_left.bytes, begun.rebuild_left.seconds()), (200 * MB, None));
         assert!(!begun.text().contains("the rebuild:"), "nothing is known of its rate");
     }

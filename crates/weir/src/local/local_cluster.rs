@@ -260,7 +260,8 @@ impl LocalCluster {
             RoleName::Meta => config.meta.dir.clone_from(&process.path),
             RoleName::Storage => {
                 config.storage.targets = vec![process.path.clone()];
-                config.storage.shared_by = self.manifest.targets;
+                let others = self.of_role(RoleName::Storage).filter(|other| other.path != process.path);
+                config.storage.others = others.map(|other| other.path.clone()).collect();
             }
             RoleName::Mount => {
                 config.mount.path.clone_from(&process.path);
