@@ -39,7 +39,7 @@ impl Rebuild {
         *member = Member { target: to, state: MemberState::Behind, since: Epoch(0), lost_at: Epoch(1) };
         self.copied.insert((to, self.map.groups[group].id), 0);
     }
-    fn look(&mut self) -> Left {
+    fn check(&mut self) -> Left {
         let copied =
             |t: TargetId| self.copied.iter().filter(|((to, _), _)| *to == t).map(|(_, n)| *n).sum::<u64>();
         let own = |t: TargetId| {
@@ -76,7 +76,7 @@ impl Rebuild {
             todo.entry(self.taker(group)).or_default().push(group);
         }
         let mut free_at: BTreeMap<TargetId, Instant> = BTreeMap::new();
-        let mut looks = Vec::new();
+        let mut checks = Vec::new();
         while !todo.is_empty() || !self.copied.is_empty() {
             for target in (2..=7).map(TargetId) {
                 let place = self.copied.keys().find(|(t, _)| *t == target).copied();
@@ -99,21 +99,21 @@ impl Rebuild {
             }
             todo.retain(|_, groups| !groups.is_empty());
             self.now = self.now + step;
-            let left = self.look();
-            looks.push((self.now.since(begun), left));
+            let left = self.check();
+            checks.push((self.now.since(begun), left));
         }
         let took = self.now.since(begun);
         self.now = self.now + SAMPLE_EVERY;
-        looks.push((took, self.look()));
-        (looks, took)
+        checks.push((took, self.check()));
+        (checks, took)
     }
 }
 
 /// The least and the largest ratio of the estimated to the real time, from this part of the rebuild to half of
 /// it.
-fn ratios(looks: &[(Duration, Left)], took: Duration, from: f64) -> (f64, f64) {
+fn ratios(checks: &[(Duration, Left)], took: Duration, from: f64) -> (f64, f64) {
     let part = |at: &Duration| at.as_secs_f64() / took.as_secs_f64();
-    let between = looks.iter().filter(|(at, _)| (from..=0.5).contains(&part(at)));
+    let between = checks.iter().filter(|(at, _)| (from..=0.5).contains(&part(at)));
     between.fold((f64::MAX, 0.0), |(least, most), (at, left)| {
         let ratio = left.ms as f64 / 1000.0 / (took - *at).as_secs_f64();
         (f64::min(least, ratio), f64::max(most, ratio))
@@ -123,24 +123,24 @@ fn ratios(looks: &[(Duration, Left)], took: Duration, from: f64) -> (f64, f64) {
 #[test]
 fn the_time_left_is_true_to_a_fifth_at_a_steady_rate() {
     for rest_ms in [0, 1000] {
-        let (looks, took) = Rebuild::of(7).run(|_| 20 * MB, Duration::from_millis(rest_ms));
-        let (least, most) = ratios(&looks, took, 0.1);
+        let (checks, took) = Rebuild::of(7).run(|_| 20 * MB, Duration::from_millis(rest_ms));
+        let (least, most) = ratios(&checks, took, 0.1);
         assert!(least > 0.8 && most < 1.2, "{least} to {most} of {took:?}, {rest_ms} ms between places");
-        assert!(looks.last().unwrap().1 == Left::default(), "all is done");
+        assert!(checks.last().unwrap().1 == Left::default(), "all is done");
     }
 }
 
 #[test]
 fn the_time_left_follows_the_rate_of_the_last_seconds() {
     // Clients stop writing after six seconds.
-    let (looks, took) =
+    let (checks, took) =
         Rebuild::of(7).run(|at| if at.as_secs() < 6 { 5 * MB } else { 20 * MB }, Duration::ZERO);
-    let late = ratios(&looks, took, (6.0 + WINDOW_MIN.as_secs_f64()) / took.as_secs_f64());
+    let late = ratios(&checks, took, (6.0 + WINDOW_MIN.as_secs_f64()) / took.as_secs_f64());
     assert!(late.0 > 0.8 && late.1 < 1.2, "{late:?} of {took:?}");
 }
 
 #[test]
 fn nothing_is_foretold_of_places_that_no_target_can_take() {
-    assert_eq!(Rebuild::of(6).look(), Left::default());
-    assert!(Rebuild::of(7).look().bytes > 0);
+    assert_eq!(Rebuild::of(6).check(), Left::default());
+    assert!(Rebuild::of(7).check().bytes > 0);
 }

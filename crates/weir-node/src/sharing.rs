@@ -55,10 +55,12 @@ mod tests {
     #[test]
     fn targets_of_one_file_system_are_counted_once() {
         let disk = World::new(1, SimConfig::default()).disk("node");
-        ["/t1", "/t2"].iter().for_each(|dir| disk.create_dir_all(Path::new(dir)).unwrap());
+        for dir in ["/t1", "/t2"] {
+            disk.create_dir_all(Path::new(dir)).unwrap();
+        }
         let dirs = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>();
         let sharing = Sharing::find(&*disk, &dirs(&["/t1", "/t2"]), &dirs(&["/t2", "/later/t3"]));
-        assert_eq!(sharing.0.into_iter().map(|(_, n)| n).collect::<Vec<_>>(), [3, 3]);
+        assert_eq!(sharing.0.into_values().collect::<Vec<_>>(), [3, 3]);
     }
 
     #[test]

@@ -34,7 +34,7 @@ fn handed_over(map: &ClusterMap, target: TargetId) -> impl Iterator<Item = &Grou
     map.groups.iter().filter(move |g| !is_mine(g) && !comes(g)).filter(is_whole)
 }
 
-/// Stripes of a listing that still have to be checked.
+/// Stripes of a listing that are still to be checked.
 type Listed = std::collections::btree_map::IntoIter<(FileId, u64), StripeView>;
 
 /// One pass over a group's stripes.
