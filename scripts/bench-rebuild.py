@@ -22,6 +22,7 @@ from benching import MB, Cluster, Writer, fill, machine, raw_rate, spread
 FRAMES_KEPT = 400
 PATIENCE_S = 1800
 # The parts of the rebuild after which the foretold time is compared.
+DATA_CELLS = 4
 FORETOLD_AT = (0.1, 0.25, 0.5)
 
 
@@ -99,7 +100,10 @@ def report(raw: float, lost: int, took: float, foretold: list[tuple[float, float
     least = lost / MB / (0.6 * raw)
     print(f"{lost / MB:.0f} MB were rebuilt in {took:.1f} s ({lost / MB / took:.0f} MB/s by all targets of this one disk): "
           f"{took / least:.2f} x the time that 0.6 of its rate takes")
-    ratios = {"time": took / least}
+    # Each byte is decoded from as many others as a stripe has data cells, and all of these are on the one disk, too.
+    traffic = (DATA_CELLS + 1) * least
+    print(f"with the {DATA_CELLS} bytes that each one is decoded from, read from the same disk: {took / traffic:.2f} x")
+    ratios = {"time": took / least, "time_with_reads": took / traffic}
     for part in FORETOLD_AT:
         for at, left in [(at, left) for at, left in foretold if part * took <= at < took][:1]:
             ratios[f"foretold at {part:.0%}"] = left / (took - at)
