@@ -1,7 +1,7 @@
 //! Rate limit for background copies to a target: as fast as possible without slowing clients' writes.
 //!
 //! Each second the 99th percentile of clients' writes is compared with its value while nothing is copied. If
-//! it has risen by half, the rate is halved, else raised a little (additive increase, multiplicative
+//! it has risen by a quarter, the rate is halved, else raised a little (additive increase, multiplicative
 //! decrease, as in TCP). Without writes there is no limit. Pure but for its lock; the caller sleeps.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -109,7 +109,7 @@ impl State {
 
     /// The rate after a second in which the slowest writes took `ns`.
     fn adapted(&self, ns: u64, length: Duration) -> Option<u64> {
-        let is_slow = ns > self.idle_ns + self.idle_ns / 2 + SCATTER_NS;
+        let is_slow = ns > self.idle_ns + self.idle_ns / 4 + SCATTER_NS;
         match (self.rate, is_slow) {
             (None, false) => None,
             (Some(rate), false) => Some(rate + rate / 4).filter(|rate| *rate < RATE_MAX),
