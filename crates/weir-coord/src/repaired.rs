@@ -74,6 +74,6 @@ mod tests {
         repaired.add('c', start);
         assert_eq!(repaired.take(&map, &changed, start), ['c'], "the map changes anyway");
         (0..3).for_each(|_| repaired.add('d', start));
-        assert_eq!(repaired.take(&map, &map, start).len(), 3, "nobody else is repaired");
+        assert_eq!(repaired.take(&map, &map, start).len(), 3, "no other place is repaired");
     }
 }

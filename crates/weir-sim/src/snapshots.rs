@@ -111,7 +111,7 @@ impl Snapshots {
         if let Some(client) = client
             && let Err(e) = client.shutdown().await
         {
-            self.work.context.complain_of_none("whoever keeps snapshots leaves".to_owned(), &e);
+            self.work.context.complain_of_none("the client that keeps snapshots leaves".to_owned(), &e);
         }
     }
 

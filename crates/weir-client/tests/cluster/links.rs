@@ -210,7 +210,7 @@ fn a_client_that_returns_no_lease_is_waited_for_once() {
         lab.world().heal_all();
         lab.world().sleep(Duration::from_secs(40)).await;
         let synced = a.fsync(handles[0]).await;
-        assert!(synced.is_err(), "what was written and lost is told");
+        assert!(synced.is_err(), "lost writes are an error of fsync");
         let h = create(&a, "after").await;
         write(&a, h, 0, b"as ever").await;
         close(&a, h).await;
