@@ -225,8 +225,9 @@ sections! {
         /// How requests come from the kernel: "uring" by io_uring, which has to be switched on in the kernel;
         /// "dev" by /dev/fuse; "auto" by io_uring where the kernel offers it.
         transport: Text<Transport> = Text(Transport::Dev), shown "\"dev\"";
-        /// Threads that take requests from /dev/fuse; one does beside io_uring.
-        kernel_threads: usize = 4, shown "4";
+        /// Threads that take requests from /dev/fuse; one does beside io_uring. More of them than processors
+        /// only wake each other.
+        kernel_threads: Option<usize> = None, shown "4 # default: as many as this machine has processors, from 2 to 4";
         /// The kernel keeps names, present and absent, for 0.2 s while this mount holds their directory's
         /// lease, so that paths in use cost next to no requests. A change by another mount waits for that, at
         /// most 0.3 s and seldom. False: the kernel asks for each name each time, and nothing waits.
@@ -304,8 +305,8 @@ pub fn check(name: &str, config: &Config) -> Outcome<()> {
     if !(1..=256).contains(&config.node.threads) {
         return bad("node.threads", format!("{} is not from 1 to 256", config.node.threads));
     }
-    if !(1..=64).contains(&config.mount.kernel_threads) {
-        return bad("mount.kernel_threads", format!("{} is not from 1 to 64", config.mount.kernel_threads));
+    if let Some(n) = config.mount.kernel_threads.filter(|n| !(1..=64).contains(n)) {
+        return bad("mount.kernel_threads", format!("{n} is not from 1 to 64"));
     }
     if config.mount.memory_mib < 32 {
         return bad("mount.memory_mib", format!("{} is less than 32", config.mount.memory_mib));

@@ -260,6 +260,12 @@ fn homes(bench: &Bench, table: &mut Table) {
     fs::create_dir(&place).unwrap();
     let url = format!("file://{}", place.display());
     bench.run_weir(&["volume", "backup", "data", "--to", &url, "--every", "1h"]);
+    // One that finds no place later would be a failure of its own.
+    wait_until("the first backup", table::PATIENCE, || {
+        let shown = bench.run_weir(&["volume", "show", "data", "--json"]);
+        let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+        shown["backups"][0]["last"]["date"].is_string()
+    });
     table.heal(cluster);
     fs::rename(&place, place.with_file_name("moved")).unwrap();
     let words = ["backups of volume data cannot be made"];

@@ -89,7 +89,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         path: path.clone(),
         top: crate::subtree::find(&client, &mount.top).await?,
         transport: mount.transport.0,
-        kernel_threads: mount.kernel_threads,
+        kernel_threads: mount.kernel_threads.unwrap_or_else(kernel_threads),
         allow_other: mount.allow_other,
         source,
         read_only: mount.read_only,
@@ -131,6 +131,12 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     reporter.ends(LEAVE_PATIENCE).await;
     // Unsaved data is an error of this command, too.
     client.shutdown().await.map_err(|e| e.doing("save what the mount still held").into())
+}
+
+/// Threads that take requests from the kernel, which gives each request to the thread that has slept longest:
+/// on two processors, four threads made small files 1.2 to 1.4 times as expensive as two.
+fn kernel_threads() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 4)
 }
 
 /// Detached now; a use that lasts keeps the session until its patience ends.
