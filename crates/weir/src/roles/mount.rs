@@ -134,7 +134,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
 }
 
 /// Threads that take requests from the kernel, which gives each request to the thread that has slept longest:
-/// on two processors, four threads made small files 1.2 to 1.4 times as expensive as two.
+/// on two processors, four threads made small files 1.2 to 1.5 times as expensive as two.
 fn kernel_threads() -> usize {
     std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 4)
 }
