@@ -226,7 +226,7 @@ sections! {
         /// "dev" by /dev/fuse; "auto" by io_uring where the kernel offers it.
         transport: Text<Transport> = Text(Transport::Dev), shown "\"dev\"";
         /// Threads that take requests from /dev/fuse; one does beside io_uring. More of them than processors
-        /// only wake each other.
+        /// make small files slower.
         kernel_threads: Option<usize> = None, shown "4 # default: as many as this machine has processors, from 2 to 4";
         /// The kernel keeps names, present and absent, for 0.2 s while this mount holds their directory's
         /// lease, so that paths in use cost next to no requests. A change by another mount waits for that, at
