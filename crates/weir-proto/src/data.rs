@@ -118,7 +118,28 @@ message!(
         attempt: u32,
     }
 );
+/// Most extents of one message: their list takes 16 KiB.
+pub const OVERLAY_PARTS_MAX: usize = 1024;
+message!(
+    /// One of several extents of a data cell. Its bytes are a part of the message's payload, if it has any.
+    #[derive(Copy)]
+    OverlayPart { offset: u32, len: u32, kind: OverlayKind, crc: u32 }
+);
+message!(
+    /// `WriteOverlay` with up to OVERLAY_PARTS_MAX extents of one data cell: they get consecutive numbers in
+    /// this order, all or none. The payload is their data, concatenated.
+    WriteOverlays = 212 by [Storage, Mount, Mover, Console] -> OverlayWritten {
+        place: Place,
+        cell: CellId,
+        token_epoch: u32,
+        parts: Vec<OverlayPart>,
+        layout_scheme: crate::map::Scheme,
+        write: u64,
+        attempt: u32,
+    }
+);
 message!(OverlayWritten {
+    /// Of several the first one.
     seq: Seq,
     /// The cluster map under which all its keepers have it.
     map_version: u64,
@@ -139,6 +160,19 @@ message!(
         crc: u32,
         layout_scheme: crate::map::Scheme,
         again: bool,
+    }
+);
+
+message!(
+    /// `MirrorOverlay` of several extents, with consecutive numbers from `first` on.
+    MirrorOverlays = 213 by [Storage] -> () {
+        place: Place,
+        cell: CellId,
+        token_epoch: u32,
+        first: Seq,
+        parts: Vec<OverlayPart>,
+        missing: MissingMask,
+        layout_scheme: crate::map::Scheme,
     }
 );
 

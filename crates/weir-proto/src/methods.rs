@@ -98,7 +98,7 @@ methods!(
     snapshot::{SnapshotTake, SnapshotDelete, SnapshotList, SnapshotLookup, SnapshotGetAttr, SnapshotReadDir, SnapshotGetXattr, SnapshotListXattr, SnapshotOpen,
         LayersOf, TakeLayers, LayerCopied}
     backup::{BackupSet, BackupList, BackupTake, BackupDone}
-    data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, MirrorOverlay, ReadCell, ReadOverlays, StatCell,
+    data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, WriteOverlays, MirrorOverlay, MirrorOverlays, ReadCell, ReadOverlays, StatCell,
         MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, HasSpace, PassOn, ScrubTarget, CompareTarget}
     watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Collect}
     event::{ReportEvents, GetEvents, MarkEvents}

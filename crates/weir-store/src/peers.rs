@@ -75,6 +75,7 @@ macro_rules! with_peer_requests {
             commit_stripe: CommitStripe,
             drop_prepared: DropPrepared,
             mirror_overlay: MirrorOverlay,
+            mirror_overlays: MirrorOverlays,
             read_cell: ReadCell,
             read_overlays: ReadOverlays,
             stat_cell: StatCell,

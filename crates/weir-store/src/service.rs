@@ -134,9 +134,9 @@ impl Acting {
     pub fn group(&self) -> &Group {
         self.map.group(self.scope.group).expect("looked up when this was made")
     }
-    /// An overlay was logged: mirrors that wait for a number check again, and a seal leader records the
+    /// Overlays were logged: mirrors that wait for a number check again, and a seal leader records the
     /// stripe.
-    fn logged(&self, cell: CellId, len: u32, now: Instant) {
+    fn logged(&self, cell: CellId, parts: &[OverlayPart], now: Instant) {
         self.target.progress.notify_waiters();
         if seal_leader(self.group()) != Some(self.position) {
             return;
@@ -151,8 +151,8 @@ impl Acting {
         let entry =
             recent.stripes.entry(stripe).or_insert(RecentStripe { group, at: now, bytes: 0, count: 0 });
         entry.at = now;
-        entry.bytes += u64::from(len);
-        entry.count += 1;
+        entry.bytes += parts.iter().map(|part| u64::from(part.len)).sum::<u64>();
+        entry.count += parts.len() as u64;
     }
     fn state(&self) -> MemberState {
         self.group().members[self.position].state
@@ -223,6 +223,16 @@ impl StorageNode {
             WriteOverlay::METHOD => WriteOverlay::from_bytes(body).map(|r| {
                 let target = self.target(r.place.target);
                 let written = self.write_overlay(r, payload, deadline);
+                target.map_or_else(|e| Handled::Now(Err(e)), |target| self.felt(target, written))
+            }),
+            WriteOverlays::METHOD => WriteOverlays::from_bytes(body).map(|r| {
+                let target = self.target(r.place.target);
+                let written = self.write_overlays(r, payload, deadline);
+                target.map_or_else(|e| Handled::Now(Err(e)), |target| self.felt(target, written))
+            }),
+            MirrorOverlays::METHOD => MirrorOverlays::from_bytes(body).map(|r| {
+                let target = self.target(r.place.target);
+                let written = self.mirror_overlays(r, payload);
                 target.map_or_else(|e| Handled::Now(Err(e)), |target| self.felt(target, written))
             }),
             MirrorOverlay::METHOD => MirrorOverlay::from_bytes(body).map(|r| {

@@ -3,6 +3,7 @@ mod lab;
 
 use lab::*;
 use std::sync::Arc;
+use weir_proto::data::{MirrorOverlays, StatCell};
 use weir_proto::map::MemberState;
 use weir_proto::*;
 
@@ -37,6 +38,69 @@ async fn an_overlay_that_one_keeper_has_no_space_for_is_nowhere() {
         world.seal(cell(0, 0).file).await.unwrap();
         world.check(0, &model.0, "sealed").await;
     }
+}
+
+/// A hundred extents, every third hundred bytes of a cell.
+fn extents(bytes: &[u8]) -> Vec<(usize, &[u8])> {
+    bytes.chunks(100).enumerate().map(|(n, data)| (n * 300, data)).collect()
+}
+
+#[tokio::test]
+async fn extents_of_one_message_are_at_all_keepers_or_at_none() {
+    for full in [1, 4, 5] {
+        let world = World::new(EC).await;
+        let mut model = Model::new();
+        model.overlay(&world, 0, 1, 100, &bytes_of(1, 5000)).await;
+        world.full.lock().unwrap().insert(TargetId(full));
+        let bytes = bytes_of(2, 10_000);
+        let refused = world.overlays(cell(0, 1), &extents(&bytes)).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NoSpace, "{full} is full");
+        world.check(0, &model.0, "while a target is full").await;
+        world.full.lock().unwrap().clear();
+        let first = world.overlays(cell(0, 1), &extents(&bytes)).await.unwrap();
+        for (at, data) in extents(&bytes) {
+            model.0[1][at..at + data.len()].copy_from_slice(data);
+        }
+        world.check(0, &model.0, "with space again").await;
+        let next = world.overlay(cell(0, 1), 31_000, b"next").await.unwrap();
+        model.0[1][31_000..31_004].copy_from_slice(b"next");
+        assert_eq!(next.0, first.0 + 100, "one number each, in a row");
+        world.seal(cell(0, 0).file).await.unwrap();
+        world.check(0, &model.0, "sealed").await;
+        world.restart().await;
+        world.check(0, &model.0, "started again").await;
+    }
+}
+
+/// Copies of several extents follow the numbers before them, come twice without harm, and are refused whole.
+#[tokio::test]
+async fn copies_of_several_extents_keep_the_order_of_numbers() {
+    let world = World::new(EC).await;
+    let bytes = bytes_of(2, 10_000);
+    let mirror = |at: usize, first: u64| MirrorOverlays {
+        place: world.place(at),
+        cell: cell(0, 1),
+        token_epoch: 1,
+        first: Seq(first),
+        parts: extents(&bytes).iter().map(|(at, data)| part_of(*at, data)).collect(),
+        missing: 0,
+        layout_scheme: EC,
+    };
+    let too_early = world.call(4, mirror(4, 3), &bytes).await.unwrap_err();
+    assert_eq!(too_early.kind, ErrorKind::Stale, "{too_early}");
+    world.call(4, mirror(4, 1), &bytes).await.unwrap();
+    world.call(4, mirror(4, 1), &bytes).await.unwrap();
+    let stat = StatCell { place: world.place(4), cell: cell(0, 1) };
+    assert_eq!(world.call(4, stat, &[]).await.unwrap().0.overlay_seqs, [Seq(100)]);
+    let short = world.call(5, mirror(5, 1), &bytes[..9_999]).await.unwrap_err();
+    let long = world.call(5, mirror(5, 1), &bytes_of(2, 10_001)).await.unwrap_err();
+    let none = MirrorOverlays { parts: vec![], ..mirror(5, 1) };
+    let none = world.call(5, none, &[]).await.unwrap_err();
+    for refused in [short, long, none] {
+        assert_eq!(refused.kind, ErrorKind::Invalid, "{refused}");
+    }
+    let stat = StatCell { place: world.place(5), cell: cell(0, 1) };
+    assert!(!world.call(5, stat, &[]).await.unwrap().0.known, "nothing of them was logged");
 }
 
 /// Which mirrors do not get an overlay before everything stops.

@@ -20,7 +20,7 @@ macro_rules! for_every_message {
                 NodeRemove, RotateAuthority, CertificateKept}
             copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalTruncate, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
             export::{ExportHead, ExportBegin, ExportBegun, ExportFetch, ExportSet, GetExports, ExportState, ExportMade}
-            data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, OverlayWritten, MirrorOverlay,
+            data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, WriteOverlays, OverlayPart, OverlayWritten, MirrorOverlay, MirrorOverlays,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
                 DropFile, ListTruncations, TruncationList, Truncation, ListFences, FenceList, FileFence, ScrubTarget, ScrubReport, ScrubPass, CompareTarget, CompareReport, ComparePass, ListPlace, PlaceList, CellDigest, CopyCell, CellImage, CellEntry, DropFileReply, PreparedCell, SealCell, SealedCell, ListCells, CellList, CellSummary,
                 NextStripe, StripeFound, SealFile, StatTarget, TargetStat, HasSpace, SpaceAnswer, PassOn, PassedOn}

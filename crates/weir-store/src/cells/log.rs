@@ -23,6 +23,19 @@ pub enum Numbering {
     Again(Seq),
 }
 
+impl Numbering {
+    /// Of the n-th overlay of several.
+    pub fn after(self, n: usize) -> Numbering {
+        let later = |seq: Seq| Seq(seq.0.saturating_add(n as u64));
+        match self {
+            Numbering::Next => Numbering::Next,
+            Numbering::Mirror(seq) => Numbering::Mirror(later(seq)),
+            Numbering::Behind(seq) => Numbering::Behind(later(seq)),
+            Numbering::Again(seq) => Numbering::Again(later(seq)),
+        }
+    }
+}
+
 /// The outcome of an append.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Appended {
@@ -35,6 +48,17 @@ pub enum Appended {
     Gap {
         have: Seq,
     },
+}
+
+impl Appended {
+    /// The outcome of several with consecutive numbers: where it stopped, else the first one that is new,
+    /// else that all are copies.
+    pub fn of_all(outcomes: &[Appended]) -> Appended {
+        let stopped = |o: &&Appended| matches!(o, Appended::Gap { .. } | Appended::Void(_));
+        let new = |o: &&Appended| matches!(o, Appended::At(_));
+        let found = outcomes.iter().find(stopped).or_else(|| outcomes.iter().find(new));
+        *found.or(outcomes.first()).expect("several are at least one")
+    }
 }
 
 /// Logs an overlay of a data cell, here or as a mirror. `inline`: its data, unless in `overlay.extent` or

@@ -357,20 +357,26 @@ impl StorageNode {
         }
     }
 
-    /// A write failed after it was numbered here: the number becomes void, here first, then at all keepers of
-    /// the log. Not if the number belongs to another write by now: this target was away, and has the log of
+    /// A write failed after it was numbered here: its numbers become void, here first, then at all keepers of
+    /// the log. Not one that belongs to another write by now: this target was away, and has the log of
     /// the members that continued.
-    pub(super) async fn abort(&self, acting: &Acting, r: &WriteOverlay, seq: Seq) {
+    pub(super) async fn abort(&self, acting: &Acting, r: &WriteOverlays, first: Seq) {
         let (target, group) = (&acting.target, acting.scope.group);
         let (cell, token_epoch) = (r.cell, r.token_epoch);
-        match target.store.holds_overlay(cell, seq, &super::overlays::numbered(r)) {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(e) => return tracing::debug!(%cell, %seq, "find a failed overlay: {e}"),
+        let mut held = Vec::new();
+        for (seq, overlay) in super::overlays::numbered(r, first) {
+            match target.store.holds_overlay(cell, seq, &overlay) {
+                Ok(true) => held.push(seq),
+                Ok(false) => {}
+                Err(e) => return tracing::debug!(%cell, %seq, "find a failed overlay: {e}"),
+            }
+        }
+        if held.is_empty() {
+            return;
         }
         // If that fails the bytes stay, and are sent to all keepers that lack them.
-        if let Err(e) = self.void_under_newest(acting, cell, seq, token_epoch).await {
-            tracing::debug!(%cell, %seq, "make a failed overlay void: {e}");
+        if let Err(e) = self.void_under_newest(acting, cell, &held, token_epoch).await {
+            tracing::debug!(%cell, %first, "make a failed overlay void: {e}");
         }
         let agreed = tokio::select! {
             biased;
@@ -379,7 +385,7 @@ impl StorageNode {
             () = self.epoch_passes(group) => Err(Error::unavailable("the group has changed")),
         };
         if let Err(e) = agreed {
-            tracing::debug!(%cell, %seq, "a failed overlay is not void everywhere yet: {e}");
+            tracing::debug!(%cell, %first, "a failed overlay is not void everywhere yet: {e}");
             target.agreement().differs(cell, group);
         }
     }
@@ -388,7 +394,7 @@ impl StorageNode {
         &self,
         acting: &Acting,
         cell: CellId,
-        seq: Seq,
+        numbers: &[Seq],
         token_epoch: u32,
     ) -> Result<()> {
         let map = self.peers.map();
@@ -397,9 +403,15 @@ impl StorageNode {
             return Ok(()); // the present sequencer decides
         }
         let (store, scope) = (&acting.target.store, Scope::of(group));
-        let (committed, _) = store.void(&scope, cell, Numbering::Again(seq), token_epoch)?;
+        let mut last = None;
+        for seq in numbers {
+            last = Some(store.void(&scope, cell, Numbering::Again(*seq), token_epoch)?.0);
+        }
         acting.target.progress.notify_waiters();
-        store.durable(committed).await
+        match last {
+            Some(committed) => store.durable(committed).await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -13,8 +13,14 @@ const GAP_PATIENCE: Duration = Duration::from_secs(1);
 /// Between attempts to mirror to a peer that is up in the map.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
+/// Extents that are logged in place, on the thread that took the request.
+const IN_PLACE_PARTS_MAX: usize = 16;
+
 impl StorageNode {
     pub(super) fn write_overlay(&self, r: WriteOverlay, payload: Bytes, deadline: Instant) -> Handled {
+        self.write_overlays(as_parts(r), payload, deadline)
+    }
+    pub(super) fn write_overlays(&self, r: WriteOverlays, payload: Bytes, deadline: Instant) -> Handled {
         // Numbered in place if that is fast, so that numbers follow the order of arrival.
         let target = match self.target(r.place.target) {
             Err(e) => return Handled::Now(Err(e)),
@@ -25,13 +31,12 @@ impl StorageNode {
             Err(e) => return Handled::Now(Err(e)),
             Ok(under_way) => under_way,
         };
-        let in_place = r.attempt == 0
-            && payload.len() <= INLINE_BYTES_MAX as usize
-            && target.tails.is_compared(r.place.group, r.cell);
+        let in_place =
+            r.attempt == 0 && is_quick(&r.parts, &payload) && target.tails.is_compared(r.place.group, r.cell);
         let begun = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
             Ok(Admit::Ready(acting)) if in_place => {
-                match self.number_overlay(&acting, &r, &payload, deadline) {
+                match self.number_overlays(&acting, &r, &payload, deadline) {
                     Err(e) => return Handled::Now(Err(e)),
                     Ok(numbered) => Some((acting, numbered)),
                 }
@@ -49,7 +54,7 @@ impl StorageNode {
                 };
                 let store = acting.target.store.clone();
                 // The mirrors first: they write in parallel with this thread.
-                let mirrors = node.mirror(acting.clone(), &r, seq, payload.clone(), deadline);
+                let mirrors = node.mirror_to_keepers(acting.clone(), &r, seq, payload.clone(), deadline);
                 let (mirrored, local) = tokio::join!(mirrors, store.durable_here(committed));
                 store.crash_point(crash_points::OVERLAY_DURABLE);
                 let e = match local.and(mirrored) {
@@ -67,7 +72,7 @@ impl StorageNode {
 
     async fn number_blocking(
         &self,
-        r: &WriteOverlay,
+        r: &WriteOverlays,
         payload: &Bytes,
         deadline: Instant,
     ) -> Result<(Acting, (Seq, CommitSeq))> {
@@ -75,16 +80,17 @@ impl StorageNode {
         let acting = self.check_tail(acting, r.cell, deadline).await?;
         let (node, on, request, data) = (self.shared(), acting.clone(), r.clone(), payload.clone());
         let numbered = self
-            .on_disk(&acting.target.store, move || node.number_overlay(&on, &request, &data, deadline))
+            .on_disk(&acting.target.store, move || node.number_overlays(&on, &request, &data, deadline))
             .await?;
         Ok((acting, numbered))
     }
 
-    /// Not after the deadline: its writer has reported a failure, and may have written there since.
-    fn number_overlay(
+    /// Returns the first number. Not after the deadline: its writer has reported a failure, and may have
+    /// written there since.
+    fn number_overlays(
         &self,
         acting: &Acting,
-        r: &WriteOverlay,
+        r: &WriteOverlays,
         data: &Bytes,
         deadline: Instant,
     ) -> Result<(Seq, CommitSeq)> {
@@ -95,7 +101,7 @@ impl StorageNode {
                 r.cell, group.id, group.scheme, r.layout_scheme
             )));
         }
-        if r.kind == OverlayKind::Void {
+        if r.parts.iter().any(|part| part.kind == OverlayKind::Void) {
             return Err(Error::invalid(format!("overlay of cell {}: it changes nothing", r.cell)));
         }
         let sequencer = sequencer(group, r.cell);
@@ -107,21 +113,12 @@ impl StorageNode {
                 acting.target.store.target
             )));
         }
-        let write = OverlayWrite {
-            cell: r.cell,
-            token_epoch: r.token_epoch,
-            offset: r.offset,
-            len: r.len,
-            kind: r.kind,
-            crc: r.crc,
-            missing: down_mask(group),
-            data,
-        };
-        match acting.target.store.append_by(&acting.scope, Numbering::Next, &write, deadline)? {
-            (committed, Appended::At(seq)) => {
+        let writes = writes_of(r.cell, r.token_epoch, down_mask(group), &r.parts, data)?;
+        match acting.target.store.append_all(&acting.scope, Numbering::Next, &writes, deadline)? {
+            (committed, Appended::At(first)) => {
                 acting.target.store.crash_point(crash_points::NUMBERED);
-                acting.logged(r.cell, r.len, self.env.clock.now());
-                Ok((seq, committed))
+                acting.logged(r.cell, &r.parts, self.env.clock.now());
+                Ok((first, committed))
             }
             (_, other) => Err(Error::io(format!("overlay of cell {}: numbered as {other:?}", r.cell))),
         }
@@ -130,11 +127,11 @@ impl StorageNode {
     /// Returns the map version under which all live keepers of the log have the overlay and k or more are
     /// current. Members down since the numbering are reported to them under that epoch: a returning member
     /// lists cells written since it was current, perhaps in an epoch after the one of this overlay.
-    async fn mirror(
+    async fn mirror_to_keepers(
         &self,
         mut acting: Acting,
-        r: &WriteOverlay,
-        seq: Seq,
+        r: &WriteOverlays,
+        first: Seq,
         payload: Bytes,
         deadline: Instant,
     ) -> Result<u64> {
@@ -164,7 +161,7 @@ impl StorageNode {
                 let calls = wanting
                     .iter()
                     .map(|p| {
-                        let sent = self.mirror_to(&acting, *p, r, seq, payload.clone());
+                        let sent = self.mirror_to(&acting, *p, r, first, payload.clone());
                         Box::pin(self.while_live(&acting, *p, sent)) as BoxFuture<'_, Result<()>>
                     })
                     .collect();
@@ -187,7 +184,7 @@ impl StorageNode {
                 return Err(e.doing(format_args!("mirror an overlay of cell {}", r.cell)));
             }
             acting = self.after_failure(acting, position, &e, r.cell).await?;
-            check_still_held(&acting, r, seq)?;
+            check_still_held(&acting, r, first)?;
         }
     }
 
@@ -195,60 +192,61 @@ impl StorageNode {
         &'a self,
         acting: &Acting,
         position: usize,
-        r: &WriteOverlay,
-        seq: Seq,
+        r: &WriteOverlays,
+        first: Seq,
         payload: Bytes,
     ) -> BoxFuture<'a, Result<()>> {
         let group = acting.group();
         let peer = group.members[position].target;
-        let request = MirrorOverlay {
+        let request = MirrorOverlays {
             place: Place { target: peer, group: group.id, epoch: group.epoch },
             cell: r.cell,
             token_epoch: r.token_epoch,
-            seq,
-            offset: r.offset,
-            len: r.len,
-            kind: r.kind,
+            first,
+            parts: r.parts.clone(),
             missing: down_mask(group),
-            crc: r.crc,
             layout_scheme: r.layout_scheme,
-            again: false,
         };
-        let parts = if payload.is_empty() { Vec::new() } else { vec![payload] };
-        let sent = self.ask(peer, request.clone(), parts);
+        let payload = if payload.is_empty() { Vec::new() } else { vec![payload] };
+        let sent: BoxFuture<'a, Result<()>> = match request.parts[..] {
+            [part] => {
+                let sent = self.ask(peer, single(&request, first, part), payload);
+                Box::pin(async move { sent.await.map(drop) })
+            }
+            _ => {
+                let sent = self.ask(peer, request.clone(), payload);
+                Box::pin(async move { sent.await.map(drop) })
+            }
+        };
         let store = acting.target.store.clone();
         Box::pin(async move {
             match sent.await {
                 Err(e) if e.kind == ErrorKind::Stale => self.close_gap(&store, request, e).await,
-                outcome => outcome.map(|_| ()),
+                outcome => outcome,
             }
         })
     }
 
-    /// A mirror that lacks earlier numbers gets them from our own log. `refused`: its error.
-    async fn close_gap(&self, store: &Store, last: MirrorOverlay, refused: Error) -> Result<()> {
-        let peer = last.place.target;
-        let (stat, _) = self.ask(peer, StatCell { place: last.place, cell: last.cell }, Vec::new()).await?;
+    /// A mirror that lacks earlier numbers gets them from our own log, and these. `refused`: its error.
+    async fn close_gap(&self, store: &Store, lacking: MirrorOverlays, refused: Error) -> Result<()> {
+        let (peer, first) = (lacking.place.target, lacking.first);
+        let last = Seq(first.0 + lacking.parts.len() as u64 - 1);
+        let place = lacking.place;
+        let (stat, _) = self.ask(peer, StatCell { place, cell: lacking.cell }, Vec::new()).await?;
         let mut have = stat.overlay_seqs.first().copied().unwrap_or_default();
-        if have >= last.seq {
+        if have >= last {
             return Err(refused);
         }
-        while have < last.seq {
-            let (log, parts) = store.read_overlays(last.cell, have)?;
+        while have < last {
+            let (log, parts) = store.read_overlays(lacking.cell, have)?;
             let mut parts = parts.into_iter();
-            for o in log.extents.iter().filter(|o| o.seq <= last.seq) {
+            for o in log.extents.iter().filter(|o| o.seq <= last) {
                 let payload: Vec<Bytes> =
                     if o.kind == OverlayKind::Data { parts.next().into_iter().collect() } else { Vec::new() };
-                let request = MirrorOverlay {
-                    seq: o.seq,
-                    offset: o.offset,
-                    len: o.len,
-                    kind: o.kind,
-                    crc: o.crc,
-                    token_epoch: o.token_epoch,
-                    again: o.seq < last.seq,
-                    ..last.clone()
-                };
+                let part = OverlayPart { offset: o.offset, len: o.len, kind: o.kind, crc: o.crc };
+                let token_epoch = o.token_epoch;
+                let request =
+                    MirrorOverlay { token_epoch, again: o.seq < first, ..single(&lacking, o.seq, part) };
                 self.ask(peer, request, payload).await?;
                 have = o.seq;
             }
@@ -314,10 +312,20 @@ impl StorageNode {
     }
 
     pub(super) fn mirror_overlay(&self, r: MirrorOverlay, payload: Bytes) -> Handled {
+        let MirrorOverlay { place, cell, token_epoch, missing, layout_scheme, again, .. } = r;
+        let parts = vec![OverlayPart { offset: r.offset, len: r.len, kind: r.kind, crc: r.crc }];
+        let first = r.seq;
+        let r = MirrorOverlays { place, cell, token_epoch, first, parts, missing, layout_scheme };
+        self.mirror(r, again, payload)
+    }
+    pub(super) fn mirror_overlays(&self, r: MirrorOverlays, payload: Bytes) -> Handled {
+        self.mirror(r, false, payload)
+    }
+    fn mirror(&self, r: MirrorOverlays, again: bool, payload: Bytes) -> Handled {
         let early = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
-            Ok(Admit::Ready(acting)) if payload.len() <= INLINE_BYTES_MAX as usize => {
-                match self.log_mirrored(&acting, &r, &payload) {
+            Ok(Admit::Ready(acting)) if is_quick(&r.parts, &payload) => {
+                match self.log_mirrored(&acting, &r, again, &payload) {
                     Err(e) => return Handled::Now(Err(e)),
                     Ok(logged) => Some((acting, logged)),
                 }
@@ -330,7 +338,7 @@ impl StorageNode {
                 Some(early) => early,
                 None => {
                     let acting = node.acting(r.place).await?;
-                    let logged = node.log_blocking(&acting, &r, &payload).await?;
+                    let logged = node.log_blocking(&acting, &r, again, &payload).await?;
                     (acting, logged)
                 }
             };
@@ -339,7 +347,7 @@ impl StorageNode {
                 let progress = acting.target.progress.notified();
                 tokio::pin!(progress);
                 progress.as_mut().enable();
-                logged = node.log_blocking(&acting, &r, &payload).await?;
+                logged = node.log_blocking(&acting, &r, again, &payload).await?;
                 if !matches!(logged.1, Appended::Gap { .. }) {
                     break;
                 }
@@ -347,7 +355,7 @@ impl StorageNode {
                 if left.is_zero() || node.env.clock.timeout(left, progress).await.is_err() {
                     return Err(Error::stale(format!(
                         "overlay {} of cell {}: the numbers after {have} have not come",
-                        r.seq, r.cell
+                        r.first, r.cell
                     )));
                 }
             }
@@ -359,20 +367,22 @@ impl StorageNode {
     async fn log_blocking(
         &self,
         acting: &Acting,
-        r: &MirrorOverlay,
+        r: &MirrorOverlays,
+        again: bool,
         data: &Bytes,
     ) -> Result<(CommitSeq, Appended)> {
-        if data.len() <= INLINE_BYTES_MAX as usize {
-            return self.log_mirrored(acting, r, data);
+        if is_quick(&r.parts, data) {
+            return self.log_mirrored(acting, r, again, data);
         }
         let store = acting.target.store.clone();
         let (node, acting, r, data) = (self.shared(), acting.clone(), r.clone(), data.clone());
-        self.on_disk(&store, move || node.log_mirrored(&acting, &r, &data)).await
+        self.on_disk(&store, move || node.log_mirrored(&acting, &r, again, &data)).await
     }
     fn log_mirrored(
         &self,
         acting: &Acting,
-        r: &MirrorOverlay,
+        r: &MirrorOverlays,
+        again: bool,
         data: &Bytes,
     ) -> Result<(CommitSeq, Appended)> {
         let group = acting.group();
@@ -380,9 +390,9 @@ impl StorageNode {
             return Err(misplaced(r.cell, acting));
         }
         let numbering = match acting.state() {
-            MemberState::Current if r.again => Numbering::Again(r.seq),
-            MemberState::Current => Numbering::Mirror(r.seq),
-            MemberState::Behind => Numbering::Behind(r.seq),
+            MemberState::Current if again => Numbering::Again(r.first),
+            MemberState::Current => Numbering::Mirror(r.first),
+            MemberState::Behind => Numbering::Behind(r.first),
             MemberState::Down => {
                 return Err(Error::stale(format!(
                     "{} is down in {} under {}",
@@ -390,19 +400,11 @@ impl StorageNode {
                 )));
             }
         };
-        let write = OverlayWrite {
-            cell: r.cell,
-            token_epoch: r.token_epoch,
-            offset: r.offset,
-            len: r.len,
-            kind: r.kind,
-            crc: r.crc,
-            missing: r.missing,
-            data,
-        };
-        let logged = acting.target.store.append(&acting.scope, numbering, &write)?;
+        let writes = writes_of(r.cell, r.token_epoch, r.missing, &r.parts, data)?;
+        let store = &acting.target.store;
+        let logged = store.append_all(&acting.scope, numbering, &writes, Instant(u64::MAX))?;
         match logged.1 {
-            Appended::At(_) => acting.logged(r.cell, r.len, self.env.clock.now()),
+            Appended::At(_) => acting.logged(r.cell, &r.parts, self.env.clock.now()),
             Appended::Void(seq) => {
                 return Err(Error::exists(format!("overlay {seq} of cell {}: the number is void", r.cell)));
             }
@@ -415,27 +417,86 @@ impl StorageNode {
 /// An overlay numbered under an older map may be gone: this target was declared dead and returned, and repair
 /// replaced its log by the others', with other overlays under these numbers, which a mirror would now
 /// overwrite. The writer retries and gets another number; it has not lost its lease (that would be `Stale`).
-fn check_still_held(acting: &Acting, r: &WriteOverlay, seq: Seq) -> Result<()> {
-    if acting.target.store.holds_overlay(r.cell, seq, &numbered(r))? {
-        return Ok(());
+fn check_still_held(acting: &Acting, r: &WriteOverlays, first: Seq) -> Result<()> {
+    for (seq, part) in numbered(r, first) {
+        if acting.target.store.holds_overlay(r.cell, seq, &part)? {
+            continue;
+        }
+        // Dropped by a truncation that arrived after the number was assigned: the writer gets that error.
+        acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
+        return Err(Error::unavailable(format!(
+            "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
+            r.cell
+        )));
     }
-    // Dropped by a truncation that arrived after the number was assigned: the writer gets that error.
-    acting.target.store.check_fence(r.cell.file, r.token_epoch)?;
-    Err(Error::unavailable(format!(
-        "overlay {seq} of cell {}: its number went to another one while this target was away, write again",
-        r.cell
-    )))
+    Ok(())
 }
 
-/// The overlay of a write, in its logged form.
-pub(super) fn numbered(r: &WriteOverlay) -> Overlay {
-    Overlay {
-        offset: r.offset,
-        len: r.len,
-        kind: r.kind,
-        crc: r.crc,
-        token_epoch: r.token_epoch,
-        extent: Extent::default(),
+/// The overlays of a write, in their logged form, with their numbers.
+pub(super) fn numbered(r: &WriteOverlays, first: Seq) -> impl Iterator<Item = (Seq, Overlay)> {
+    let token_epoch = r.token_epoch;
+    r.parts.iter().zip(first.0..).map(move |(part, seq)| {
+        let OverlayPart { offset, len, kind, crc } = *part;
+        (Seq(seq), Overlay { offset, len, kind, crc, token_epoch, extent: Extent::default() })
+    })
+}
+
+/// A write of one extent as one of several.
+fn as_parts(r: WriteOverlay) -> WriteOverlays {
+    let WriteOverlay { place, cell, token_epoch, offset, len, kind, crc, layout_scheme, write, attempt } = r;
+    let parts = vec![OverlayPart { offset, len, kind, crc }];
+    WriteOverlays { place, cell, token_epoch, parts, layout_scheme, write, attempt }
+}
+
+/// One extent of several, under its number.
+fn single(of: &MirrorOverlays, seq: Seq, part: OverlayPart) -> MirrorOverlay {
+    let MirrorOverlays { place, cell, token_epoch, missing, layout_scheme, .. } = *of;
+    let OverlayPart { offset, len, kind, crc } = part;
+    MirrorOverlay {
+        place,
+        cell,
+        token_epoch,
+        seq,
+        offset,
+        len,
+        kind,
+        missing,
+        crc,
+        layout_scheme,
+        again: false,
+    }
+}
+
+/// Whether logging these takes so little time that no thread for blocking work is needed.
+fn is_quick(parts: &[OverlayPart], payload: &Bytes) -> bool {
+    payload.len() <= INLINE_BYTES_MAX as usize && parts.len() <= IN_PLACE_PARTS_MAX
+}
+
+/// The extents of a message, each with its part of the payload.
+fn writes_of<'a>(
+    cell: CellId,
+    token_epoch: u32,
+    missing: u64,
+    parts: &[OverlayPart],
+    payload: &'a [u8],
+) -> Result<Vec<OverlayWrite<'a>>> {
+    if parts.is_empty() || parts.len() > OVERLAY_PARTS_MAX {
+        return Err(Error::invalid(format!(
+            "overlays of cell {cell}: {} in one message, 1 to {OVERLAY_PARTS_MAX} are possible",
+            parts.len()
+        )));
+    }
+    let (mut writes, mut rest) = (Vec::with_capacity(parts.len()), payload);
+    for OverlayPart { offset, len, kind, crc } in parts.iter().copied() {
+        let wanted = if kind == OverlayKind::Data { len as usize } else { 0 };
+        // A part that is cut short is refused with the other checks of an overlay.
+        let (data, after) = rest.split_at(wanted.min(rest.len()));
+        rest = after;
+        writes.push(OverlayWrite { cell, token_epoch, offset, len, kind, crc, missing, data });
+    }
+    match rest.len() {
+        0 => Ok(writes),
+        more => Err(Error::invalid(format!("overlays of cell {cell}: {more} bytes belong to none of them"))),
     }
 }
 

@@ -66,7 +66,7 @@ impl All {
 }
 
 impl UnderWay {
-    pub(super) fn begin(&self, r: &WriteOverlay) -> Result<Counted> {
+    pub(super) fn begin(&self, r: &WriteOverlays) -> Result<Counted> {
         let (of, attempt) = ((r.cell.file, r.token_epoch), (r.write, r.attempt));
         let mut all = self.0.lock();
         all.note_attempt(r.write, r.attempt)?;

@@ -16,6 +16,8 @@ use weir_proto::{CellId, Error, Result, Seq};
 /// data goes to slabs at once: with 8 writers 47 KB each reached 86 MiB/s through the journal and its folds,
 /// 70 KB each 475 past them.
 pub const INLINE_BYTES_MAX: u32 = 16 << 10;
+/// Data of one record of the journal: the overlays of a message that exceed it go to slabs, too.
+const RECORD_BYTES_MAX: usize = 512 << 10;
 /// Data of one `ReadOverlays` reply.
 const OVERLAYS_REPLY_BYTES: u64 = 4 << 20;
 const OVERLAYS_REPLY_COUNT: usize = 8192;
@@ -32,6 +34,17 @@ pub struct OverlayWrite<'a> {
     pub data: &'a [u8],
 }
 
+impl<'a> OverlayWrite<'a> {
+    fn logged(&self, extent: Extent) -> Overlay {
+        let OverlayWrite { offset, len, kind, crc, token_epoch, .. } = *self;
+        Overlay { offset, len, kind, crc, token_epoch, extent }
+    }
+    /// Its data, unless it is in a slab.
+    fn inline(&self, extent: Extent) -> &'a [u8] {
+        if extent.len > 0 { &[] } else { self.data }
+    }
+}
+
 impl Store {
     /// Logs an overlay; the caller waits until it is durable. Blocks only if its data is above
     /// [`INLINE_BYTES_MAX`].
@@ -41,56 +54,93 @@ impl Store {
         numbering: Numbering,
         write: &OverlayWrite<'_>,
     ) -> Result<(CommitSeq, Appended)> {
-        self.append_by(scope, numbering, write, Instant(u64::MAX))
+        self.append_all(scope, numbering, std::slice::from_ref(write), Instant(u64::MAX))
     }
-    /// Like [`Self::append`], or nothing once the deadline has passed.
-    pub fn append_by(
+    /// Logs several overlays of one cell in one record, with consecutive numbers, or nothing once the
+    /// deadline has passed. See [`Appended::of_all`].
+    pub fn append_all(
         &self,
         scope: &Scope,
         numbering: Numbering,
-        write: &OverlayWrite<'_>,
+        writes: &[OverlayWrite<'_>],
         deadline: Instant,
     ) -> Result<(CommitSeq, Appended)> {
         self.usable()?;
-        check_overlay(scope, write)?;
-        self.forget_lost(scope, write.cell)?;
-        let large = write.data.len() > INLINE_BYTES_MAX as usize;
-        let extent = if large { self.store_new(write.data)? } else { Extent::default() };
-        let overlay = Overlay {
-            offset: write.offset,
-            len: write.len,
-            kind: write.kind,
-            crc: write.crc,
-            token_epoch: write.token_epoch,
-            extent,
+        let Some(first) = writes.first() else {
+            return Err(Error::invalid("a write of overlays has at least one"));
         };
-        let inline = if large { &[] } else { write.data };
-        let mut outcome = Appended::At(Seq(0));
+        writes.iter().try_for_each(|write| check_overlay(scope, write))?;
+        self.forget_lost(scope, first.cell)?;
+        let extents = self.store_large(writes)?;
+        let mut outcomes: Vec<Appended> = Vec::with_capacity(writes.len());
         let committed = self.change_more(&mut |txn, delta| {
             if self.env.clock.now() >= deadline {
                 return Err(Error::deadline(format!(
                     "cell {}: its disk took the bytes too late",
-                    write.cell
+                    first.cell
                 )));
             }
             cells::check_epoch(txn, scope.group, scope.epoch)?;
-            outcome =
-                cells::append(txn, scope, write.cell, numbering, &overlay, inline, write.missing, delta)?;
-            if !matches!(outcome, Appended::At(_)) {
-                delta.dropped.push(extent);
+            outcomes.clear();
+            for (n, (write, extent)) in writes.iter().zip(&extents).enumerate() {
+                let outcome = match outcomes.last() {
+                    // The numbers follow each other: this one meets the same.
+                    Some(stopped @ (Appended::Gap { .. } | Appended::Void(_))) => *stopped,
+                    _ => {
+                        let (overlay, inline) = (write.logged(*extent), write.inline(*extent));
+                        let (numbering, missing) = (numbering.after(n), write.missing);
+                        cells::append(txn, scope, write.cell, numbering, &overlay, inline, missing, delta)?
+                    }
+                };
+                if !matches!(outcome, Appended::At(_)) {
+                    delta.dropped.push(*extent);
+                }
+                outcomes.push(outcome);
             }
             Ok(())
         });
-        let committed = committed.inspect_err(|_| self.slabs.forget(extent))?;
+        let committed = committed.inspect_err(|_| extents.iter().for_each(|e| self.slabs.forget(*e)))?;
+        for ((write, extent), outcome) in writes.iter().zip(&extents).zip(&outcomes) {
+            self.note_appended(scope, numbering, write, *extent, *outcome);
+        }
+        Ok((committed, Appended::of_all(&outcomes)))
+    }
+    /// Space in slabs for the data that is too large for the journal, by overlay.
+    fn store_large(&self, writes: &[OverlayWrite<'_>]) -> Result<Vec<Extent>> {
+        let (mut extents, mut inline_bytes) = (Vec::with_capacity(writes.len()), 0);
+        for write in writes {
+            let len = write.data.len();
+            if len <= INLINE_BYTES_MAX as usize && inline_bytes + len <= RECORD_BYTES_MAX {
+                inline_bytes += len;
+                extents.push(Extent::default());
+                continue;
+            }
+            match self.store_new(write.data) {
+                Ok(extent) => extents.push(extent),
+                Err(e) => {
+                    extents.into_iter().for_each(|extent| self.slabs.forget(extent));
+                    return Err(e);
+                }
+            }
+        }
+        Ok(extents)
+    }
+    fn note_appended(
+        &self,
+        scope: &Scope,
+        numbering: Numbering,
+        write: &OverlayWrite<'_>,
+        extent: Extent,
+        outcome: Appended,
+    ) {
         let OverlayWrite { cell, offset, len, kind, token_epoch, .. } = *write;
         tracing::trace!(on = %self.target, %cell, ?numbering, ?outcome, offset, len, ?kind, token_epoch, epoch = %scope.epoch, "overlay");
         if let Appended::At(seq) = outcome {
-            if !inline.is_empty() {
-                self.spill.note(write.cell, seq, write.len);
+            if !write.inline(extent).is_empty() {
+                self.spill.note(cell, seq, len);
             }
             self.counters.overlay_bytes_written.fetch_add(write.data.len() as u64, Relaxed);
         }
-        Ok((committed, outcome))
     }
     /// Overlays above `after` with their data, as many as fit into one reply.
     pub fn read_overlays(&self, cell: CellId, after: Seq) -> Result<(OverlaysRead, Vec<Bytes>)> {

@@ -274,6 +274,16 @@ impl World {
         };
         Ok(self.call(position, request, data).await?.0.seq)
     }
+    /// Several extents in one message. Returns the first number.
+    pub async fn overlays(self: &Arc<World>, cell: CellId, extents: &[(usize, &[u8])]) -> Result<Seq> {
+        let token_epoch = *self.token_epoch.lock().unwrap();
+        let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
+        let (place, layout_scheme) = (self.place(position), self.scheme);
+        let parts = extents.iter().map(|(offset, data)| part_of(*offset, data)).collect();
+        let data: Vec<u8> = extents.iter().flat_map(|(_, data)| data.iter().copied()).collect();
+        let request = WriteOverlays { place, cell, token_epoch, parts, layout_scheme, write: 0, attempt: 0 };
+        Ok(self.call(position, request, &data).await?.0.seq)
+    }
     pub async fn zeros(self: &Arc<World>, cell: CellId, offset: u32, len: u32) -> Result<Seq> {
         let token_epoch = *self.token_epoch.lock().unwrap();
         let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
@@ -666,4 +676,9 @@ impl Model {
         let version = Version::new(*world.token_epoch.lock().unwrap(), 2);
         world.stripe(stripe, version, &self.0).await.unwrap();
     }
+}
+
+/// An extent of a message with several.
+pub fn part_of(offset: usize, data: &[u8]) -> OverlayPart {
+    OverlayPart { offset: offset as u32, len: data.len() as u32, kind: OverlayKind::Data, crc: crc32c(data) }
 }
