@@ -21,6 +21,9 @@ const ABOVE_SEAL: u64 = 256;
 
 const ABOVE_SEAL_TRIES: u32 = 3;
 
+/// A stripe sent in more parts than this is read again when it is needed.
+const KEPT_PARTS_MAX: usize = 64;
+
 /// A send this small begins on the thread that waits for it: it is a message or two, without parity.
 const BEGIN_HERE_BYTES_MAX: usize = 64 << 10;
 
@@ -43,7 +46,15 @@ pub struct Send {
 struct PreparedStripe {
     version: Version,
     folded_seqs: Vec<Seq>,
+    fragments: Vec<Fragment>,
     held: Epoch,
+}
+
+/// What replaces the base of a stripe.
+enum Content {
+    Fragments(Vec<Fragment>),
+    /// The changed bytes over the present ones.
+    Merged,
 }
 
 /// Dirty parts of a stripe as overlays of its data cells. Parts never cross a cell's border.
@@ -113,10 +124,12 @@ impl Inner {
         let how = plan::send_as(&StripeFacts {
             stripe_bytes: layout.stripe_bytes() as u32,
             cell_bytes: layout.cell_bytes(),
+            scheme: layout.scheme,
             exclusive: st.lease.is_write(),
             beyond_committed: start >= st.virgin_from(),
             touched: st.write.is_touched(stripe),
             covered_bytes: buf.covered_bytes(),
+            extents: buf.ranges().len() as u32,
             end: buf.end(),
             occasion,
         });
@@ -189,7 +202,7 @@ impl Inner {
         }
     }
 
-    /// The sent bytes stay as clean data.
+    /// The sent bytes stay as clean data; not many small extents, which would pin memory around them.
     fn keep_sent(&self, inode: &Inode, st: &State, layout: Layout, stripe: u64, parts: Vec<(u32, Bytes)>) {
         if !st.lease.is_held() {
             return;
@@ -197,6 +210,9 @@ impl Inner {
         let start = layout.stripe_start(stripe);
         let newer = st.write.dirty_ranges(stripe);
         let mut cache = self.cache();
+        if parts.len() > KEPT_PARTS_MAX {
+            return cache.remove(inode.ino, start, layout.stripe_start(stripe + 1));
+        }
         for (at, bytes) in parts {
             let end = at + bytes.len() as u32;
             // A prefetch may have returned older bytes of the targets meanwhile.
@@ -246,7 +262,7 @@ impl Inner {
         let parts = match send.how {
             SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
             SendAs::Empty => 1,
-            SendAs::Prepared | SendAs::Overlays => STRIPE_PARTS,
+            SendAs::Prepared | SendAs::Merged | SendAs::Overlays => STRIPE_PARTS,
         };
         self.await_birth(&send.inode).await?;
         let floor = self.write_floor(&send.inode).await?;
@@ -274,7 +290,8 @@ impl Inner {
         match send.how {
             SendAs::Empty => {
                 let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
-                self.replace_stripe(send, s, &vec![empty; send.layout.scheme.width()]).await
+                let nothing = vec![empty; send.layout.scheme.width()];
+                self.replace_stripe(send, s, Content::Fragments(nothing)).await
             }
             _ if send.parts.is_empty() => Ok(()),
             SendAs::Fresh { len } => {
@@ -287,8 +304,9 @@ impl Inner {
             }
             SendAs::Prepared => {
                 let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
-                self.replace_stripe(send, s, &fragments).await
+                self.replace_stripe(send, s, Content::Fragments(fragments)).await
             }
+            SendAs::Merged => self.replace_stripe(send, s, Content::Merged).await,
             SendAs::Overlays => {
                 let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
                 self.data.write_overlays(s, send.token_epoch, &overlays).await
@@ -297,10 +315,10 @@ impl Inner {
     }
 
     /// Replaces the present base by a whole stripe.
-    async fn replace_stripe(&self, send: &Send, s: StripeRef, fragments: &[Fragment]) -> Result<()> {
-        let prepared = self.prepare_stripe(send, s, fragments).await?;
+    async fn replace_stripe(&self, send: &Send, s: StripeRef, content: Content) -> Result<()> {
+        let prepared = self.prepare_stripe(send, s, &content).await?;
         let version = prepared.version;
-        let committed = Box::pin(self.commit_prepared(send, s, prepared, fragments)).await;
+        let committed = Box::pin(self.commit_prepared(send, s, prepared)).await;
         let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
         if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
             self.note_unresolved(send, Unresolved::InDoubt(version));
@@ -395,21 +413,21 @@ impl Inner {
 
     /// Returns when all live members have it next to their base. A version that meets a seal must be higher
     /// than it.
-    async fn prepare_stripe(
-        &self,
-        send: &Send,
-        s: StripeRef,
-        fragments: &[Fragment],
-    ) -> Result<PreparedStripe> {
+    async fn prepare_stripe(&self, send: &Send, s: StripeRef, content: &Content) -> Result<PreparedStripe> {
         let (mut lowest, mut seals) = (Version(0), 0);
         loop {
+            // Before the read of a merge: overlays that arrive after it stay above the new base.
             let (folded_seqs, base) = self.data.stripe_state(&s).await?;
+            let fragments = match content {
+                Content::Fragments(fragments) => fragments.clone(),
+                Content::Merged => self.merged_fragments(send, s).await?,
+            };
             lowest = lowest.max(Version((base.0 + u64::from(SEAL_VERSIONS) + 2) & !1));
             let version = self.sends.next_version_from(send.token_epoch, lowest);
             let written =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, false).await;
+                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, &fragments, false).await;
             let e = match written {
-                Ok(held) => return Ok(PreparedStripe { version, folded_seqs, held }),
+                Ok(held) => return Ok(PreparedStripe { version, folded_seqs, fragments, held }),
                 Err(e) => e,
             };
             self.abandon_prepared(send, version, &e).await;
@@ -430,18 +448,13 @@ impl Inner {
         self.token_epoch_of(send) > send.token_epoch
     }
 
-    async fn commit_prepared(
-        &self,
-        send: &Send,
-        s: StripeRef,
-        prepared: PreparedStripe,
-        fragments: &[Fragment],
-    ) -> Result<()> {
-        let PreparedStripe { version, folded_seqs, mut held } = prepared;
+    async fn commit_prepared(&self, send: &Send, s: StripeRef, prepared: PreparedStripe) -> Result<()> {
+        let PreparedStripe { version, folded_seqs, fragments, mut held } = prepared;
         let mut done = Done::new();
         while !self.data.commit_stripe(s, version, self.token_epoch_of(send), held, &mut done).await? {
-            held =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, fragments, true).await?;
+            let written =
+                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, &fragments, true);
+            held = written.await?;
         }
         Ok(())
     }
@@ -520,11 +533,34 @@ impl Inner {
         encode(&coder, &self.env, cells)
     }
 
-    /// `start..start + len` of the stripe in one piece: shared if one part holds it, otherwise copied, gaps
-    /// zero.
+    /// The stripe as it will be: what the changed bytes do not cover is read from the targets.
+    async fn merged_fragments(&self, send: &Send, s: StripeRef) -> Result<Vec<Fragment>> {
+        let cell_bytes = send.layout.cell_bytes();
+        let ranges = plan::ranges_to_read(&send.parts, cell_bytes, send.layout.scheme.data);
+        let present = self.data.read_cells(s, &ranges).await.map_err(|e| e.doing(format!("merge {s}")))?;
+        let below = ranges.iter().zip(&present).map(|(range, part)| {
+            let start = range.index as u32 * cell_bytes;
+            (start + range.start, part.bytes.clone())
+        });
+        let parts: Vec<(u32, Bytes)> = below.chain(send.parts.iter().cloned()).collect();
+        let cells = (0..u32::from(send.layout.scheme.data)).map(|index| {
+            let (start, next) = (index * cell_bytes, (index + 1) * cell_bytes);
+            let in_cell = parts.iter().filter(|(at, _)| (start..next).contains(at));
+            let end = in_cell.map(|(at, bytes)| at + bytes.len() as u32).max().unwrap_or(start);
+            self.cell_of(&parts, start, end - start)
+        });
+        encode(&*self.data.coder(send.layout.scheme)?, &self.env, cells.collect())
+    }
+
+    /// `start..start + len` of the stripe in one piece: shared if one part holds it, otherwise copied, later
+    /// parts over earlier ones, gaps zero.
     fn cell_of(&self, parts: &[(u32, Bytes)], start: u32, len: u32) -> Bytes {
         let end = start + len;
-        if let Some((_, bytes)) = parts.iter().find(|(at, b)| *at == start && b.len() >= len as usize) {
+        let mut within = parts.iter().filter(|(at, b)| *at < end && at + b.len() as u32 > start);
+        if let (Some((at, bytes)), None) = (within.next(), within.next())
+            && *at == start
+            && bytes.len() >= len as usize
+        {
             return bytes.slice(..len as usize);
         }
         let mut cell = self.env.buffers.zeroed(len as usize);

@@ -4,7 +4,7 @@
 //! file's inline bytes are known, a dead writer's data is recovered, and no old bytes lie where the file
 //! grows.
 use crate::api::Handle;
-use crate::dirty::{NoMemory, StripeBuf};
+use crate::dirty::NoMemory;
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::lease::UnprotectedPages;
@@ -18,8 +18,6 @@ use weir_proto::map::Layout;
 use weir_proto::meta::{FILE_BYTES_MAX, LeaseKind};
 use weir_proto::{Error, ErrorKind, NameRule, Result};
 
-/// A stripe with more scattered extents than this is sent: bookkeeping costs more than the bytes.
-const EXTENTS_MAX: usize = 512;
 /// Bytes accepted at once on the slow path, so that a large write needs little memory at a time.
 const STEP_BYTES: usize = 1 << 20;
 /// A writer that waits for memory checks again at this interval, even without a notification.
@@ -132,9 +130,7 @@ impl Inner {
     }
 
     fn send_if_full(&self, inode: &Arc<Inode>, st: &mut State, layout: &Layout, stripe: u64) -> Result<()> {
-        let scattered = |buf: &StripeBuf| buf.extent_count() > EXTENTS_MAX;
-        let wanted = st.write.is_complete(layout, stripe) || st.write.dirty_of(stripe).is_some_and(scattered);
-        if wanted && !st.write.is_sending(stripe) {
+        if st.write.is_complete(layout, stripe) && !st.write.is_sending(stripe) {
             self.start_send(inode, st, stripe, Occasion::Growing)?;
         }
         Ok(())

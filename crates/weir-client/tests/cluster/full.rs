@@ -173,8 +173,8 @@ fn bytes_left_below_the_size_by_a_failed_write_are_reported() {
     lab.run(6, |lab| async move {
         let (a, b, c) = (lab.client("a").await, lab.client("b").await, lab.client("c").await);
         a.acknowledge(&root(), VolumeId::ROOT, "test", 0).await.unwrap();
-        let size = 6 * STRIPE;
         for (name, is_shared) in [("alone", false), ("shared", true)] {
+            let size = if is_shared { 6 * STRIPE } else { 30 * STRIPE };
             let cred = root();
             let made =
                 a.create(&cred, InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap();
@@ -184,8 +184,13 @@ fn bytes_left_below_the_size_by_a_failed_write_are_reported() {
             if is_shared {
                 b.open(&cred, ino, OpenMode::BOTH).await.unwrap();
             }
-            // Not a whole stripe: those are refused as a whole.
-            let wrote = a.write(h, 99, Bytes::from(pattern(1, 99, size - 198))).await;
+            // Little of each stripe if it is alone: whole ones are refused as a whole.
+            let step = if is_shared { size } else { CELL };
+            let len = if is_shared { size - 198 } else { 15_000 };
+            let mut wrote = Ok(0);
+            for at in (99..size).step_by(step) {
+                wrote = wrote.and(a.write(h, at as u64, Bytes::from(pattern(1, at, len))).await);
+            }
             let synced = a.fsync(h).await;
             assert_eq!(wrote.map(drop).and(synced).unwrap_err().kind, ErrorKind::NoSpace, "{name}");
             a.release(h).await.unwrap();

@@ -21,6 +21,7 @@ mod random;
 mod recall;
 mod reports;
 mod returned;
+mod scattered;
 mod small;
 mod snapshots;
 mod trees;
