@@ -1,6 +1,6 @@
 # What a person or a machine does with this repository. `make help` lists it.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-program alerts build deb demo demo-cluster test test-deb test-kills test-long test-upgrade model fuzz fmt lint audit advisories clean
+.PHONY: help setup setup-program alerts build deb demo demo-cluster test test-deb test-kills test-long test-overload test-upgrade model fuzz fmt lint audit advisories clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -77,6 +77,9 @@ KILLS ?= 50
 test-kills: build ## KILLS=50 kills of metadata leaders, coordinators and members of etcd while two mounts' histories, git, sqlite and HDF5 are checked
 	scripts/setup.sh cluster
 	python3 scripts/kills.py target/release/weir --kills $(KILLS)
+
+test-overload: build ## More work than the machine can do, beside busy loops: nothing fails, no live target leaves its groups (12 minutes, root)
+	python3 scripts/overload.py target/release/weir
 
 test-upgrade: setup ## A cluster of the commit in scripts/upgrade-from is upgraded role after role, while detectors write
 	older=$$(scripts/upgrade-from.sh) && WEIR_UPGRADE_FROM=$$older \
