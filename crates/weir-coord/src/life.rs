@@ -227,7 +227,7 @@ mod tests {
             // Two late ones.
             (2000, 22, 2_040_000, 5, 168_333, 2001),
             (6000, 22, 2_040_000, 5, 4_000_000, 2002),
-            // What came before the window does not count.
+            // Answers before the window do not count.
             (7000, 23, 2_041_000, 1, 1000, 1939),
             // Nothing waits, and nothing came.
             (20_000, 23, 2_041_000, 0, 0, 1939),

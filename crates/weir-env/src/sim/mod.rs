@@ -270,7 +270,7 @@ impl World {
         self.0.lock().nodes[index].clock.wall_offset_ns = offset_ns;
     }
 
-    /// What the node's machine reports as its pressure; `None`, as at first: it measures none.
+    /// The pressure that the node's machine reports; `None`, as at first: it measures none.
     pub fn set_pressure(&self, name: &str, pressure: Option<Pressure>) {
         let index = self.index_or_add(name);
         self.0.lock().nodes[index].pressure = pressure;
