@@ -121,7 +121,7 @@ fn is_loaded(target: &TargetLife, pressure: Option<&Pressure>) -> bool {
 /// Late targets, if most others are not.
 pub(super) fn slow_targets(facts: &Facts, found: &mut Found) {
     let all =
-        || facts.lives.iter().flat_map(|node| node.life.targets.iter().map(|t| (t, node.life.pressure)));
+        || facts.lives.iter().flat_map(|node| node.life.targets.iter().map(move |t| (t, node.life.pressure)));
     for (target, _) in
         all().filter(|(t, pressure)| is_loaded(t, pressure.as_ref()) && t.stalled_ms < STALLED_MS)
     {
