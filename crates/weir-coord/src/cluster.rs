@@ -6,9 +6,11 @@
 use crate::addresses::addrs_in_order;
 use crate::clocks;
 use crate::identity::NamespaceIdentity;
+use crate::life::TargetLives;
 use crate::links::state::Links;
 use crate::member::{self, Membership, Reports};
 use crate::shows::Shows;
+use bytes::Bytes;
 use maps::{first_map, follow_map};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -48,7 +50,7 @@ const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
 /// Deadline of one request of such a node.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// How long the addresses of other coordinators are tried when one is silent.
-const FIND_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const FIND_PATIENCE: Duration = Duration::from_secs(2);
 /// Patience for a change of the map: the coordinator may first probe a target for a second, and writes its
 /// store.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(5);
@@ -95,6 +97,9 @@ pub(crate) struct Shared {
     pub who: Observer,
     pub identity: Identity,
     pub coordinator: Channel,
+    /// The channel of this node's membership, once it has joined. The coordinator takes requests of a member
+    /// only on the connection of its `Join`.
+    membership: Mutex<Option<Channel>>,
     /// Coordinator addresses announced by the coordinator, in addition to the configured ones.
     announced: Arc<Mutex<Vec<Addr>>>,
     pub map: watch::Sender<Arc<ClusterMap>>,
@@ -147,6 +152,7 @@ impl Cluster {
             who,
             identity,
             coordinator,
+            membership: Mutex::default(),
             announced,
             map: watch::channel(map).0,
             node: Mutex::new(None),
@@ -168,9 +174,19 @@ impl Cluster {
     /// Joins as a member and stays one: sends heartbeats with the targets' reports, and joins again after a
     /// broken connection. Call it once this node serves its addresses.
     pub async fn join(&self, membership: Membership, reports: Reports) -> Result<Joined> {
+        self.join_with(membership, reports, Arc::new(Vec::new)).await
+    }
+
+    /// Like `join`, for a node that also reports how fast its targets are.
+    pub async fn join_with(
+        &self,
+        membership: Membership,
+        reports: Reports,
+        lives: TargetLives,
+    ) -> Result<Joined> {
         *lock(&self.shared().reports) = Some(Arc::downgrade(&reports));
-        let (task, joined) = member::start(self.shared().clone(), membership, reports);
-        lock(&self.handle.tasks).push(task);
+        let (tasks, joined) = member::start(self.shared().clone(), membership, reports, lives);
+        lock(&self.handle.tasks).extend(tasks);
         joined.await.map_err(|_| Error::unavailable("joining the cluster was given up".to_owned()))?
     }
 
@@ -317,13 +333,31 @@ impl Cluster {
         R::Reply: CarriesMap,
     {
         let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
+        self.learn(asked).await
+    }
+
+    async fn learn<T: CarriesMap>(&self, asked: Result<(T, Bytes)>) -> Result<T> {
         let (mut reply, payload) = asked.map_err(|e| e.doing("ask the coordinator"))?;
         self.shared().learn_from(&mut reply, &payload).await?;
         Ok(reply)
     }
 
+    /// `change` for a request of a member about itself.
+    pub(crate) async fn change_as_member<R: Request<Reply = MapReply>>(
+        &self,
+        request: &R,
+    ) -> Result<Arc<ClusterMap>> {
+        let asked = self.shared().as_member().call(request, Vec::new(), CHANGE_PATIENCE).await;
+        self.learn(asked).await?;
+        Ok(self.map())
+    }
+
     pub(crate) async fn ask<R: Request>(&self, request: &R) -> Result<R::Reply> {
-        let asked = self.shared().coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
+        self.ask_on(&self.shared().coordinator, request).await
+    }
+
+    async fn ask_on<R: Request>(&self, coordinator: &Channel, request: &R) -> Result<R::Reply> {
+        let asked = coordinator.call(request, Vec::new(), CHANGE_PATIENCE).await;
         if asked.as_ref().is_err_and(|e| e.kind == ErrorKind::Deadline) {
             self.shared().find_another();
         }
@@ -336,13 +370,15 @@ impl Cluster {
     pub async fn lead_namespace(&self, of: &NamespaceIdentity, changes: u64) -> Result<LeadReply> {
         let (node, namespace) = (self.joined()?, of.name.clone());
         let lead = LeadNamespace { node, namespace, uuid: of.uuid, changes, instead_of: of.instead_of };
-        self.ask_map(&lead).await
+        let asked = self.shared().as_member().call(&lead, Vec::new(), CHANGE_PATIENCE).await;
+        self.learn(asked).await
     }
 
     /// Reports how many changes the directory of a namespace that this node leads holds. `Exists` or
     /// `NotFound`: it does not lead it any more.
     pub async fn record_progress(&self, namespace: NamespaceId, changes: u64) -> Result<()> {
-        self.ask(&RecordProgress { node: self.joined()?, namespace, changes }).await
+        let said = RecordProgress { node: self.joined()?, namespace, changes };
+        self.ask_on(&self.shared().as_member(), &said).await
     }
 
     pub(crate) fn joined(&self) -> Result<NodeId> {
@@ -356,7 +392,7 @@ impl Cluster {
         let targets = reports.map_or_else(Vec::new, |reports| reports());
         // The task that keeps the membership would join again.
         lock(&self.handle.tasks).drain(self.handle.own_tasks..).for_each(|task| task.abort());
-        self.ask(&Leave { node, targets }).await
+        self.ask_on(&self.shared().as_member(), &Leave { node, targets }).await
     }
 
     /// A request of administration: tokens, certificates.
@@ -430,6 +466,19 @@ impl Cluster {
 }
 
 impl Shared {
+    /// Makes the channel of this node's membership, served by the tasks of `env`.
+    pub fn membership_on(&self, env: &Env, callbacks: Arc<dyn Service>) -> Channel {
+        let channel =
+            Channel::following(env, self.find_coordinator.clone(), self.identity.clone(), callbacks);
+        *lock(&self.membership) = Some(channel.clone());
+        channel
+    }
+
+    /// The channel for requests of a member about itself.
+    fn as_member(&self) -> Channel {
+        lock(&self.membership).clone().unwrap_or_else(|| self.coordinator.clone())
+    }
+
     /// Searches for another leading coordinator when this one is silent.
     pub fn find_another(&self) {
         let coordinator = self.coordinator.clone();

@@ -42,13 +42,13 @@ impl Cluster {
         changes: u64,
     ) -> Result<Arc<ClusterMap>> {
         let node = self.joined()?;
-        self.change(&KeepCopy { node, namespace, uuid, changes }).await
+        self.change_as_member(&KeepCopy { node, namespace, uuid, changes }).await
     }
 
     /// Reports as the leader of the namespace that `node` holds every record.
     pub async fn copy_caught_up(&self, namespace: NamespaceId, node: NodeId, epoch: Epoch) -> Result<()> {
         let leader = self.joined()?;
-        self.change(&CopyCaughtUp { leader, namespace, node, epoch }).await.map(drop)
+        self.change_as_member(&CopyCaughtUp { leader, namespace, node, epoch }).await.map(drop)
     }
 
     /// Reports as the leader of the namespace that `node` has not answered for this time.
@@ -60,7 +60,7 @@ impl Cluster {
         silent: Duration,
     ) -> Result<()> {
         let (leader, silent_ms) = (self.joined()?, u32::try_from(silent.as_millis()).unwrap_or(u32::MAX));
-        self.change(&CopyLost { leader, namespace, node, epoch, silent_ms }).await.map(drop)
+        self.change_as_member(&CopyLost { leader, namespace, node, epoch, silent_ms }).await.map(drop)
     }
 
     pub async fn set_copies(&self, asked: &SetCopies) -> Result<Arc<ClusterMap>> {

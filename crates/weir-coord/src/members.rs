@@ -4,12 +4,14 @@
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::addresses::check_announced;
 use crate::decide::{
-    HealthLimits, Presence, Returned, Strikes, Verdict, evaluate, forgive, is_spare, left_out, next_run,
-    rejoin_groups, returned, settle_copies, target_back, target_cleared, target_down, target_failed,
-    target_lost, target_put_back,
+    HealthLimits, Presence, Returned, Speed, Strikes, Verdict, evaluate, forgive, hangs, is_spare, left_out,
+    next_run, rejoin_groups, returned, settle_copies, target_back, target_cleared, target_down,
+    target_failed, target_lost, target_put_back,
 };
 use crate::identity::check_pool_name;
+use crate::lives::SignsOfLife;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::coord::{AnnouncedTarget, Join, TargetReport};
@@ -23,12 +25,10 @@ const NAME_MAX: usize = 64;
 const ADDRS_MAX: usize = 16;
 /// Most targets that one node brings.
 const TARGETS_MAX: usize = 256;
-/// A disk that completes no request for this long hangs: longer than a disk takes to start or to recover from
-/// an error; much less than a write may take.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
-/// The same for a target that is needed: callers that wait for it can still get an error in time, and targets
-/// that share a briefly busy disk are not all lost at once.
-const GONE_AFTER: Duration = Duration::from_secs(15);
+
+/// A disk must hang alone for this time: when many hung and continue, their reports come one after the other.
+/// Some heartbeats.
+const HANGS_FOR: Duration = Duration::from_secs(2);
 
 /// For each target, the run it is in and the highest position that it has reported in it.
 pub type Positions = BTreeMap<TargetId, (RunId, u64)>;
@@ -42,6 +42,8 @@ pub struct Member {
     pub presence: Presence,
     /// Targets that it announced; its other targets in the map are missing.
     pub serves: BTreeSet<TargetId>,
+    /// Its process reports how fast its targets are. Otherwise heartbeats have a part of that.
+    pub by_life: bool,
 }
 
 /// Members, suspicions and reports: everything that a restart forgets.
@@ -52,6 +54,12 @@ pub struct Members {
     pub suspects: BTreeSet<TargetId>,
     /// Targets that were much slower than the others of their groups.
     pub slow: BTreeMap<TargetId, Strikes>,
+    /// The last report of each target and its machine on how fast they are.
+    pub speeds: BTreeMap<TargetId, Speed>,
+    /// Targets whose disks hang while others do not, and since when.
+    hanging: BTreeMap<TargetId, Instant>,
+    /// Signs of life, as they have arrived.
+    pub signs: Arc<SignsOfLife>,
     /// The last report of each target.
     pub reports: BTreeMap<TargetId, TargetReport>,
     /// The highest position that each target has reported in its present run.
@@ -67,6 +75,7 @@ impl Members {
             connection: 0,
             presence: Presence::Awaited { since: now },
             serves: map.targets.iter().filter(|t| t.node == node.id).map(|t| t.id).collect(),
+            by_life: false,
         };
         let by_node = map.nodes.iter().filter(|n| n.up).map(|n| (n.id, awaited(n))).collect();
         let position =
@@ -104,6 +113,8 @@ impl Members {
             join.targets.iter().map(|announced| self.record_target(map, node, announced)).collect();
         for target in &targets {
             self.suspects.remove(target);
+            self.speeds.remove(target);
+            self.hanging.remove(target);
         }
         let presence = Presence::Connected { last_contact: now };
         for (target, announced) in targets.iter().zip(&join.targets) {
@@ -121,7 +132,8 @@ impl Members {
             });
         }
         let serves = targets.iter().copied().collect();
-        self.by_node.insert(node, Member { instance: join.instance, connection, presence, serves });
+        self.by_node
+            .insert(node, Member { instance: join.instance, connection, presence, serves, by_life: false });
         Ok(Admitted { node, targets })
     }
 
@@ -155,12 +167,15 @@ impl Members {
     ) -> Result<()> {
         let member = self.member_on(node, connection)?;
         member.presence = Presence::Connected { last_contact: now };
-        let serves = member.serves.clone();
+        let (serves, by_life) = (member.serves.clone(), member.by_life);
         for report in reports.into_iter().filter(|r| serves.contains(&r.target)) {
             if report.failed && target_failed(map, report.target) {
                 tracing::error!("{} failed: its disk is not used any more", report.target);
             }
-            self.note_stall(map, &report);
+            if !by_life {
+                let stalled = Duration::from_millis(report.stalled_ms.into());
+                self.note_speed(map, report.target, Speed { stalled, ..Speed::default() }, now);
+            }
             self.note_position(report.target, report.position);
             self.reports.insert(report.target, report);
         }
@@ -172,14 +187,49 @@ impl Members {
         *known = position.max(*known);
     }
 
-    /// Whether the target's disk hangs so long that the target counts as one that does not answer.
-    pub fn note_stall(&mut self, map: &ClusterMap, report: &TargetReport) -> bool {
-        let (target, hangs) = (report.target, Duration::from_millis(report.stalled_ms.into()));
-        let is_out = hangs >= GONE_AFTER || hangs >= STALLED_AFTER && is_spare(map, target);
+    /// The report of a target and its machine on themselves. True: its disk hangs, so that it counts as one
+    /// that does not answer.
+    pub fn note_speed(&mut self, map: &ClusterMap, target: TargetId, speed: Speed, now: Instant) -> bool {
+        self.speeds.insert(target, speed);
+        // A target without a report is not slow.
+        let speed_of = |t: &Target| self.speeds.get(&t.id).copied().unwrap_or_default();
+        let is_other = |t: &&Target| t.id != target && t.state == TargetState::Up;
+        let hangs_now = !speed.completes() && {
+            let others: Vec<Speed> = map.targets.iter().filter(is_other).map(speed_of).collect();
+            hangs(&speed, is_spare(map, target), &others)
+        };
+        if !hangs_now {
+            self.hanging.remove(&target);
+            return false;
+        }
+        let since = *self.hanging.entry(target).or_insert(now);
+        let is_out = now.since(since) >= HANGS_FOR;
         if is_out && self.suspects.insert(target) {
-            tracing::warn!("{target} hangs: its disk has ended nothing for {} s", hangs.as_secs());
+            tracing::warn!("{target} hangs: its disk has ended nothing for {} s", speed.stalled.as_secs());
         }
         is_out
+    }
+
+    /// Signs of life that have arrived, by connection: they count from then on.
+    pub fn note_signs(&mut self, map: &mut ClusterMap, now: Instant) {
+        let (mut said, signs) = (Vec::new(), self.signs.all());
+        for member in self.by_node.values_mut() {
+            let Some(sign) = signs.get(&member.connection) else { continue };
+            if let Presence::Connected { last_contact } = &mut member.presence {
+                *last_contact = sign.at.max(*last_contact);
+                member.by_life = sign.life.as_ref().is_some_and(|(_, life)| !life.targets.is_empty());
+                let life = sign.life.iter().map(|(_, life)| life.clone());
+                said.extend(life.map(|life| (life, member.serves.clone())));
+            }
+        }
+        for (life, serves) in said {
+            for target in life.targets.iter().filter(|t| serves.contains(&t.target)) {
+                if target.failed && target_failed(map, target.target) {
+                    tracing::error!("{} failed: its disk is not used any more", target.target);
+                }
+                self.note_speed(map, target.target, Speed::of(target, life.pressure.as_ref()), now);
+            }
+        }
     }
 
     /// A failed target may be used again, unless its own process still reports the failure.

@@ -157,6 +157,7 @@ impl Owner {
             after: Vec::new(),
             disconnected: Vec::new(),
         };
+        self.members.note_signs(&mut batch.draft, now);
         let mut next = first;
         for _ in 0..BATCH_MAX {
             let Some(event) = next else { break };
@@ -275,13 +276,13 @@ impl Owner {
                 self.cut_links.note(&from, &report, now);
                 batch.after(answer, |_| ());
             }
-            Event::Probed { target, suspicion, joined, outcome, alive } => {
-                for answer in self.probing.remove(&(target, suspicion)).unwrap_or_default() {
+            Event::Probed { probe, joined } => {
+                for answer in self.probing.remove(&(probe.target, probe.suspicion)).unwrap_or_default() {
                     batch.after(answer, newest);
                 }
                 // A result about a process that is gone says nothing about its successor.
-                if !self.ends && joined == self.joined_on(target, &batch.draft) {
-                    self.probed(target, suspicion, outcome, &alive, batch, now);
+                if !self.ends && joined == self.joined_on(probe.target, &batch.draft) {
+                    self.probed(probe, batch, now);
                 }
             }
             Event::CaughtUp { said, answer } => self.replacing.repaired.add((said, answer), now),

@@ -1,14 +1,36 @@
 //! The coordinator's own probe of a target that a client or member could not use.
+//!
+//! A process that gives signs of life is asked over the connection of its membership, where its work delays
+//! no answer. One of an older release is asked at its data port.
 use crate::addresses::addrs_in_order;
+use crate::decide::Speed;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use weir_env::Env;
 use weir_proto::coord::TargetReport;
 use weir_proto::data::StatTarget;
+use weir_proto::life::AskLife;
 use weir_proto::map::{ClusterMap, Node};
 use weir_proto::{Error, Result, TargetId};
-use weir_rpc::{Channel, Identity, NoService, Payload};
+use weir_rpc::{Channel, Connection, Identity, NoService, Payload};
+
+/// Where a target is asked.
+#[derive(Clone)]
+pub enum Door {
+    /// The connection on which its process gives signs of life.
+    Life(Connection),
+    /// The data port of its node.
+    Data(Option<Node>),
+}
+
+/// A target's answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub target: TargetId,
+    pub failed: bool,
+    pub speed: Speed,
+}
 
 /// A target answers this in microseconds; with a busy disk or machine it takes hundreds of milliseconds.
 /// Writers wait for the verdict, so not longer.
@@ -29,15 +51,27 @@ const LATE_PROBES_MAX: usize = 3;
 pub async fn probe(
     env: Env,
     who: Identity,
-    node: Option<Node>,
+    door: Door,
     target: TargetId,
     patience: Duration,
-) -> Result<TargetReport> {
-    let node = node.ok_or_else(|| Error::not_found(format!("no node serves {target}")))?;
+) -> Result<Seen> {
     let mut attempts = 1;
     loop {
         let begun = env.clock.now();
-        let outcome = stat_target(&env, &who, &node, target, patience).await;
+        let outcome = match &door {
+            Door::Life(connection) => ask_life(connection, target, patience).await,
+            Door::Data(None) => Err(Error::not_found(format!("no node serves {target}"))),
+            Door::Data(Some(node)) => {
+                stat_target(&env, &who, node, target, patience).await.map(|report| Seen {
+                    target,
+                    failed: report.failed,
+                    speed: Speed {
+                        stalled: Duration::from_millis(report.stalled_ms.into()),
+                        ..Speed::default()
+                    },
+                })
+            }
+        };
         let was_late = env.clock.now().since(begun) > patience + patience / 2;
         if outcome.is_ok() || !was_late || attempts == LATE_PROBES_MAX {
             return outcome;
@@ -51,21 +85,48 @@ pub async fn probe(
 pub fn probe_each(
     env: &Env,
     who: &Identity,
+    targets: Vec<(TargetId, Door)>,
+    patience: Duration,
+) -> mpsc::Receiver<Seen> {
+    let (reported, reports) = mpsc::channel(targets.len().max(1)); // one message for each
+    for (target, door) in targets {
+        let (own_env, who, reported) = (env.clone(), who.clone(), reported.clone());
+        env.tasks.spawn("probe one of several targets", async move {
+            if let Ok(seen) = probe(own_env, who, door, target, patience).await {
+                let _ = reported.send(seen).await; // the caller may have given up
+            }
+        });
+    }
+    reports
+}
+
+/// Asks several targets for their reports in parallel, at their data ports: their present positions are
+/// needed.
+pub fn report_each(
+    env: &Env,
+    who: &Identity,
     map: &ClusterMap,
     targets: impl Iterator<Item = TargetId>,
     patience: Duration,
 ) -> mpsc::Receiver<TargetReport> {
     let (reported, reports) = mpsc::channel(map.targets.len().max(1)); // one message for each
     for target in targets {
-        let (own_env, node) = (env.clone(), map.target_node(target).cloned());
-        let (who, reported) = (who.clone(), reported.clone());
-        env.tasks.spawn("probe one of several targets", async move {
-            if let Ok(report) = probe(own_env, who, node, target, patience).await {
+        let Some(node) = map.target_node(target).cloned() else { continue };
+        let (own_env, who, reported) = (env.clone(), who.clone(), reported.clone());
+        env.tasks.spawn("ask a target for its report", async move {
+            if let Ok(report) = stat_target(&own_env, &who, &node, target, patience).await {
                 let _ = reported.send(report).await; // the caller may have given up
             }
         });
     }
     reports
+}
+
+async fn ask_life(connection: &Connection, target: TargetId, patience: Duration) -> Result<Seen> {
+    let (life, _) = connection.call(&AskLife {}, Vec::new(), patience).await?;
+    // A process that is starting lives, and has no report of its targets yet.
+    let of = life.targets.iter().find(|of| of.target == target).copied().unwrap_or_default();
+    Ok(Seen { target, failed: of.failed, speed: Speed::of(&of, life.pressure.as_ref()) })
 }
 
 async fn stat_target(

@@ -13,6 +13,7 @@ use crate::enrol::Office;
 use crate::events::Events;
 use crate::followers::Followers;
 use crate::kept_map::KeptMap;
+use crate::lives::SignsOfLife;
 use crate::members::Members;
 use crate::news::News;
 use crate::owner::{
@@ -104,6 +105,8 @@ pub struct Coordinator {
     /// Conditions of nodes, and of this coordinator.
     pub conditions: Reported,
     followers: Followers,
+    /// Also read by the owner.
+    signs: Arc<SignsOfLife>,
     log: Arc<Events>,
     /// For a cluster with certificates.
     certified: Option<Certified>,
@@ -117,14 +120,16 @@ impl Coordinator {
         store: Arc<dyn Store>,
         config: CoordConfig,
     ) -> BoxFuture<'static, Result<Arc<Coordinator>>> {
-        Box::pin(Self::open_store_unboxed(env, store, config))
+        Box::pin(async move {
+            check_settings(&config.settings)?;
+            Self::open_store_unboxed(env, store, config).await
+        })
     }
     async fn open_store_unboxed(
         env: Env,
         store: Arc<dyn Store>,
         config: CoordConfig,
     ) -> Result<Arc<Coordinator>> {
-        check_settings(&config.settings)?;
         let started = env.clock.now();
         let (kept_map, map) = match KeptMap::open(store.clone()).await? {
             Some(kept) => kept,
@@ -143,7 +148,7 @@ impl Coordinator {
         let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
         let certified = certified(&env, office, &config, &published, &events)?;
         let (lost, name) = (Arc::<OnceLock<Error>>::default(), config.name.clone());
-        let log = Events::new(env.clone(), store.clone());
+        let (log, signs) = (Events::new(env.clone(), store.clone()), members.signs.clone());
         let owner = Owner {
             env: env.clone(),
             store,
@@ -180,6 +185,7 @@ impl Coordinator {
             events,
             map: published,
             followers,
+            signs,
             log,
             announced,
             waits,
@@ -292,10 +298,12 @@ impl Coordinator {
             Join::METHOD => {
                 let join = call.decode::<Join>()?;
                 check_joins_as(&join, call.connection.proved())?;
+                self.signs.note(&call.connection, self.env.clock.now());
                 self.ask_map::<Join>(call, |answer| Event::Join { join, connection, answer })
             }
             Heartbeat::METHOD => {
                 let heartbeat = call.decode::<Heartbeat>()?;
+                self.signs.note(&call.connection, self.env.clock.now());
                 self.ask::<Heartbeat>(|answer| Event::Heartbeat { heartbeat, connection, answer })
             }
             GetMap::METHOD => Handled::Later(self.followers.get_map(&self.env.clock, call)?),
@@ -477,6 +485,7 @@ impl Service for Coordinator {
 
     fn disconnected(&self, connection: &Connection) {
         self.followers.forget(connection.id());
+        self.signs.forget(connection.id());
         let event = Event::Disconnected { connection: connection.id() };
         if let Err(mpsc::error::TrySendError::Full(event)) = self.events.try_send(event) {
             let events = self.events.clone();
@@ -578,6 +587,7 @@ mod tests {
             "GetClocks",
             "GetRebuild",
             "GetEvents",
+            "GetLives",
         ];
         assert_eq!(open, expected);
     }

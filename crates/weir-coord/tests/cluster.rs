@@ -3,6 +3,8 @@
 mod clocks;
 #[path = "parts/collecting.rs"]
 mod collecting;
+#[path = "parts/life.rs"]
+mod life;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +19,8 @@ use weir_proto::coord::{
     AnnouncedTarget, FinishUpgrade, GetMap, Join, Joined, Suspicion, TargetHistory, TargetReport,
 };
 use weir_proto::data::{StatTarget, TargetStat};
-use weir_proto::map::{ClusterMap, Member, MemberState, Role, TargetState};
+use weir_proto::life::TargetLife;
+use weir_proto::map::{ClusterMap, MemberState, Role, TargetState};
 use weir_proto::news::MapNews;
 use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind, NamespaceUuid, Request, Result, TargetId, Wire};
@@ -36,6 +39,8 @@ struct Storage {
     /// Its answers, and the contents of its heartbeats.
     position: AtomicU64,
     position_in_heartbeats: AtomicU64,
+    /// Its process's report of its life.
+    life: Mutex<TargetLife>,
 }
 impl Service for Storage {
     fn handle(&self, call: Call) -> Handled {
@@ -139,7 +144,11 @@ impl Lab {
             let position = target.position_in_heartbeats.load(Ordering::Relaxed);
             vec![TargetReport { position, ..report(TargetId(u32::from(n))) }]
         });
-        let joined = cluster.join(membership, reports).await?;
+        let target = service.clone();
+        let lives = Arc::new(move || {
+            vec![TargetLife { target: TargetId(u32::from(n)), ..*target.life.lock().unwrap() }]
+        });
+        let joined = cluster.join_with(membership, reports, lives).await?;
         Ok(Node { cluster, service, joined, _server: server })
     }
     async fn six(&self) -> Vec<Node> {
@@ -254,81 +263,6 @@ fn a_silent_node_is_down_in_time_and_returns_by_itself() {
         client.wait_for(Duration::from_secs(8), target_is(4, TargetState::Down)).await.unwrap();
         lab.world.heal("s4", "c");
         client.wait_for(Duration::from_secs(40), target_is(4, TargetState::Up)).await.unwrap();
-    });
-}
-
-#[test]
-fn a_report_is_checked_by_asking_the_target() {
-    let lab = Lab::new(5);
-    lab.world.run(async {
-        let _c = lab.coordinator().await;
-        let client = lab.client("m1").await;
-        let nodes = lab.six().await;
-        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
-        let group = &map.groups[0];
-        let reported = client.report_target(TargetId(5), group.id, group.epoch, "a bad dream").await.unwrap();
-        assert!(target_is(5, TargetState::Up)(&reported), "it answers: it stays");
-
-        nodes[4].service.hangs.store(true, Ordering::Relaxed);
-        let reported = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
-        assert!(target_is(5, TargetState::Down)(&reported), "it hangs though its heartbeats come");
-        let late = client.report_target(TargetId(5), group.id, group.epoch, "no answer").await.unwrap();
-        assert!(late.group(group.id).unwrap().epoch > group.epoch, "who is late gets the map");
-
-        nodes[4].service.hangs.store(false, Ordering::Relaxed);
-        client.wait_for(Duration::from_secs(10), target_is(5, TargetState::Up)).await.unwrap();
-        let epoch = client.map().group(group.id).unwrap().epoch;
-        let wrong = client.report_target(TargetId(77), group.id, epoch, "?").await.unwrap_err();
-        assert_eq!(wrong.kind, ErrorKind::Invalid);
-    });
-}
-
-#[test]
-fn a_slow_target_is_needed_while_another_one_does_not_answer() {
-    let lab = Lab::new(16);
-    lab.world.run(async {
-        let _c = lab.coordinator().await;
-        let client = lab.client("m1").await;
-        let nodes = lab.six().await;
-        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
-        let group = map.groups_of("hdd", "ec:4+2".parse().unwrap()).unwrap().0;
-        let reports_slow = async || {
-            let epoch = client.map().group(group).unwrap().epoch;
-            let slow = TargetId(5);
-            client.suspect_target(slow, group, epoch, Suspicion::Slow, "late").await.unwrap();
-            let member = |m: &&Member| m.target == slow;
-            client.map().group(group).unwrap().members.iter().find(member).unwrap().state
-        };
-        nodes[1].service.hangs.store(true, Ordering::Relaxed);
-        assert_eq!(reports_slow().await, MemberState::Current, "another one may be gone");
-        nodes[1].service.hangs.store(false, Ordering::Relaxed);
-        assert_eq!(reports_slow().await, MemberState::Down, "all others answer");
-    });
-}
-
-#[test]
-fn observations_of_a_process_do_not_count_for_the_next_one() {
-    let lab = Lab::new(15);
-    lab.world.run(async {
-        let _c = lab.coordinator().await;
-        let client = lab.client("m1").await;
-        let mut nodes = lab.six().await;
-        let map = client.wait_for(PATIENCE, all_current).await.unwrap();
-        let (group, epoch) = (map.groups[0].id, map.groups[0].epoch);
-        nodes[4].service.hangs.store(true, Ordering::Relaxed);
-        let reported = client.report_target(TargetId(5), group, epoch, "no answer");
-        let (_, back) = tokio::join!(reported, async {
-            lab.world.sleep(Duration::from_millis(300)).await;
-            lab.world.kill("s5");
-            lab.world.sleep(Duration::from_millis(100)).await;
-            lab.storage(5).await.unwrap()
-        });
-        nodes[4] = back;
-        client.wait_for(PATIENCE, target_is(5, TargetState::Up)).await.unwrap();
-        lab.world.sleep(Duration::from_secs(5)).await;
-        let now = client.map();
-        assert!(target_is(5, TargetState::Up)(&now));
-        assert_eq!(now.group(group).unwrap().epoch.0, epoch.0 + 2, "down when it died, up when it came back");
     });
 }
 

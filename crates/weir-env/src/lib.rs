@@ -11,6 +11,7 @@ mod clock;
 mod disk;
 mod net;
 mod pace;
+mod pressure;
 pub mod real;
 mod retry;
 pub mod sim;
@@ -22,9 +23,10 @@ pub use clock::{Clock, ClockSource, Instant, Rng, RngSource, TimedOut, WallTime}
 pub use disk::{DirEntry, Disk, File, OpenMode, Space};
 pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream, split_shared};
 pub use pace::Pace;
+pub use pressure::{Pressure, PressureSource};
 pub use real::Actor;
 pub use retry::{Backoff, Retry};
-pub use tasks::{BlocksHere, Lane, TaskHandle, Tasks};
+pub use tasks::{Alone, BlocksHere, Lane, TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.
 pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -40,4 +42,15 @@ pub struct Env {
     pub buffers: BufferPool,
     /// The node's meters and waits.
     pub watch: weir_watch::Watch,
+    pub pressure: PressureSource,
+}
+
+impl Env {
+    /// The same environment for work that must not wait for the node's other work: its tasks, its timers and
+    /// the sockets that they open are served by one thread of its own. That ends with the last clone. Its
+    /// tasks must neither block nor compute for long.
+    pub fn alone(&self, name: &'static str) -> Env {
+        let Alone { clock, tasks } = self.tasks.0.alone(name, self);
+        Env { clock, tasks, ..self.clone() }
+    }
 }

@@ -1,5 +1,5 @@
 //! Tasks of one node. Killing the node's scope ends every task that was started in it.
-use crate::BoxFuture;
+use crate::{BoxFuture, Clock, Env};
 use std::sync::Arc;
 
 /// Starts a node's work; implemented by the machine and by the simulator.
@@ -18,6 +18,8 @@ pub trait TaskRunner: Send + Sync + 'static {
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()>;
     /// Separate threads for blocking work: see [`Tasks::lane`].
     fn lane(&self, threads_max: usize) -> Lane;
+    /// See [`Env::alone`]; `of`: the environment that it is made of.
+    fn alone(&self, name: &'static str, of: &Env) -> Alone;
     /// See [`Tasks::may_block`].
     fn may_block(&self) -> bool {
         false
@@ -52,6 +54,12 @@ impl Lane {
     pub fn run(&self, work: impl FnOnce() + Send + 'static) -> BoxFuture<'static, ()> {
         self.0.blocking(Box::new(work))
     }
+}
+
+/// Tasks and timers on one thread of their own.
+pub struct Alone {
+    pub clock: Clock,
+    pub tasks: Tasks,
 }
 
 /// Aborts its task on [`TaskHandle::abort`], not on drop.

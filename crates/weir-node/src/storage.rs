@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::identity::{KnownTargets, TargetIdentity, check_newest_map, older, open_target};
-use weir_coord::{Cluster, Membership, Reports};
+use weir_coord::{Cluster, Membership, Reports, TargetLives};
 use weir_env::{BoxFuture, Env};
 use weir_kv::{EngineConfig, SharedKv};
 use weir_proto::coord::{AnnouncedTarget, TargetHistory, TargetReport};
@@ -88,7 +88,7 @@ async fn start_storage_unboxed(
     let announced = announced_targets(env, &cluster, &sharing, &targets, &reports());
     let membership = Membership { addrs: server.addrs().to_vec(), targets: announced };
     gate.hold();
-    let joining = cluster.join(membership, reports);
+    let joining = cluster.join_with(membership, reports, lives(opened.clone()));
     let joined = joining.await.map_err(Step::Join.failed())?;
     if opened.get().is_none() {
         open_node(env, &cluster, &targets, &opened).await?;
@@ -209,6 +209,11 @@ fn reports(env: &Env, sharing: Sharing, opened: Arc<OnceLock<Arc<StorageNode>>>)
         }
         reports
     })
+}
+
+/// For signs of life. Reads atomics only: it waits for no work of the node.
+fn lives(opened: Arc<OnceLock<Arc<StorageNode>>>) -> TargetLives {
+    Arc::new(move || opened.get().map_or_else(Vec::new, |storage| storage.lives()))
 }
 
 async fn open_node(

@@ -24,6 +24,7 @@ pub mod glob;
 pub mod home_rule;
 mod ids;
 pub mod layout;
+pub mod life;
 pub mod lock;
 pub mod map;
 pub mod meta;

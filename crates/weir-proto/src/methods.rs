@@ -79,6 +79,7 @@ methods!(
         RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes,
         TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull}
     condition::{ReportCondition, GetConditions, TroubleList}
+    life::{AskLife, ReportLife, GetLives}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
     copies::{JournalAppend, JournalAsk, JournalTruncate, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
     export::{ExportBegin, ExportFetch, ExportSet, GetExports}
@@ -166,6 +167,7 @@ mod tests {
             "GetClocks",
             "Collect",
             "GetConditions",
+            "GetLives",
             "SessionList",
             "TroubleList",
             "ScrubTarget",

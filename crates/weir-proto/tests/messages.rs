@@ -12,8 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, lock,
-    map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
+    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
+    lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 
 const ROUNDS: usize = 10_000;
@@ -112,7 +112,7 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 23] = [
+const SOURCES: [(&str, &str); 24] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
     ("births", include_str!("../src/births.rs")),
@@ -123,6 +123,7 @@ const SOURCES: [(&str, &str); 23] = [
     ("enrol", include_str!("../src/enrol.rs")),
     ("event", include_str!("../src/event.rs")),
     ("export", include_str!("../src/export.rs")),
+    ("life", include_str!("../src/life.rs")),
     ("meta", include_str!("../src/meta.rs")),
     ("quota", include_str!("../src/quota.rs")),
     ("recall", include_str!("../src/recall.rs")),
@@ -187,7 +188,7 @@ fn no_method_number_is_used_twice() {
             let Some((name, rest)) = line.split_once(" = ") else { continue };
             let number: u16 = rest.split(' ').next().unwrap().parse().unwrap();
             let range = match module {
-                "coord" | "enrol" | "event" | "export" => 1..100,
+                "coord" | "enrol" | "event" | "export" | "life" => 1..100,
                 "copies" if ["SetCopies", "KeepCopy", "CopyCaughtUp", "CopyLost"].contains(&name) => 1..100,
                 "condition" if name == "TroubleList" => 100..200,
                 "condition" => 1..100,
@@ -217,6 +218,7 @@ fn the_table_of_senders_is_documented() {
     let page = include_str!("../../../docs/protocol.md");
     let to = |number| match number {
         44..48 => "a metadata leader",
+        78 => "a member",
         0..100 => "the coordinator",
         100..200 | 420..440 => "a metadata leader",
         200..300 => "a target",

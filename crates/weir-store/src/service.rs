@@ -24,6 +24,7 @@ use weir_env::{BoxFuture, Env, Instant};
 use weir_kv::{CommitSeq, SharedKv};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
+use weir_proto::life::TargetLife;
 use weir_proto::map::{ClusterMap, Group, MemberState};
 use weir_proto::methods;
 use weir_proto::{
@@ -206,6 +207,11 @@ impl StorageNode {
     /// For heartbeats.
     pub fn reports(&self) -> Vec<TargetReport> {
         self.targets.values().map(|t| t.store.report()).collect()
+    }
+
+    /// For signs of life: waits for nothing.
+    pub fn lives(&self) -> Vec<TargetLife> {
+        self.targets.values().map(|t| t.store.life()).collect()
     }
 
     /// The directory of a target of this node.

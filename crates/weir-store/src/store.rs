@@ -26,6 +26,7 @@ use weir_env::{BufferPool, Env, File, OpenMode, Pace};
 use weir_kv::{CommitSeq, Scan, SharedKv, Txn};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
+use weir_proto::life::TargetLife;
 use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, TargetId, Version};
 
 /// Cells dropped, or searched for missing fragments, in one transaction.
@@ -242,6 +243,17 @@ impl Store {
             repaired_blocks: self.persisted(REPAIRED_COUNT),
             stalled_ms: u32::try_from(self.disk.stalled_for().as_millis()).unwrap_or(u32::MAX),
             position: self.kv.durable().0,
+        }
+    }
+    /// Reads atomics only: it waits for no work of this target.
+    pub fn life(&self) -> TargetLife {
+        let ms = |d: Duration| u32::try_from(d.as_millis()).unwrap_or(u32::MAX);
+        TargetLife {
+            target: self.target,
+            failed: self.failed.get().is_some(),
+            stalled_ms: ms(self.disk.stalled_for()),
+            oldest_ms: ms(self.disk.oldest()),
+            ..TargetLife::default()
         }
     }
     /// Refuses as a write of new data would.

@@ -78,6 +78,11 @@ impl Histogram {
         self.0.counts[bucket(value)].fetch_add(1, Relaxed);
         self.0.sum.fetch_add(value, Relaxed);
     }
+    /// The number of values, and their sum.
+    pub fn totals(&self) -> (u64, u64) {
+        let count = self.0.counts.iter().map(|n| n.load(Relaxed)).sum();
+        (count, self.0.sum.load(Relaxed))
+    }
     fn read(&self) -> Distribution {
         let counts = self.0.counts.iter().enumerate().map(|(at, n)| (at, n.load(Relaxed)));
         let counts: Vec<(usize, u64)> = counts.filter(|(_, n)| *n > 0).collect();
@@ -249,6 +254,11 @@ impl Family {
         let Some(place) = self.of.get(number) else { return };
         place.get_or_init(|| registry.histogram(self.name, (self.key, label))).add(value);
     }
+    /// The number of values of these numbers, and their sum. Takes no lock.
+    pub fn totals(&self, numbers: impl IntoIterator<Item = usize>) -> (u64, u64) {
+        let used = numbers.into_iter().filter_map(|number| self.of.get(number)?.get());
+        used.map(Histogram::totals).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+    }
 }
 
 #[cfg(test)]
@@ -283,6 +293,7 @@ mod tests {
         family.add(&registry, 3, "Create", 1000);
         family.add(&registry, 3, "Create", 3000);
         family.add(&registry, 4, "none", 1);
+        assert_eq!((family.totals([0, 3, 4]), family.totals([0])), ((2, 4000), (0, 0)));
         let read: Vec<_> =
             registry.read().into_iter().map(|r| (r.name, r.label.1, r.value, r.count)).collect();
         let expected = [

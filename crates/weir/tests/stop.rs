@@ -1,5 +1,5 @@
-//! Claims about servers that are stopped (not dead: their connections stay open): one of them delays no call
-//! while enough others are up; else programs wait for them until they return, at any address, and a waiting
+//! Claims about servers that are stopped (not dead: their connections stay open): one of them delays calls for
+//! its tolerated silence at most, and leaves no group before, while enough others are up; else programs wait for them until they return, at any address, and a waiting
 //! program can be ended.
 #![allow(
     clippy::disallowed_methods,
@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 5_300_001;
-/// The design asks for less than a second at p99.9; the claim here is that nothing waits for the 5 s in which
-/// silence is noticed without looking, on top of what the machine stalls by itself.
-const STALL_MAX: Duration = Duration::from_millis(4000);
+/// A write waits until the silence of the stopped process has lasted for 3 s and is noticed, once, on top of what
+/// the machine stalls by itself.
+const STALL_MAX: Duration = Duration::from_millis(5000);
 /// A file's bytes wait for this number of turns of a processor and of the disk, one after the other.
 const STALLS_OF_THE_MACHINE: u32 = 4;
 
@@ -41,7 +41,7 @@ fn verify(dir: &Path, n: u64) {
 }
 
 #[test]
-fn a_stopped_storage_process_stalls_no_call() {
+fn a_stopped_storage_process_delays_calls_by_its_silence() {
     if !can_mount() {
         return;
     }
@@ -119,6 +119,59 @@ fn a_stopped_storage_process_stalls_no_call() {
 }
 
 /// A program whose calls are to wait.
+/// The version of the map, and each group's epoch.
+fn epochs(cluster: &Cluster) -> (u64, Vec<u64>) {
+    let status = cluster.status();
+    let groups = status["groups"].as_array().unwrap().iter();
+    (status["map_version"].as_u64().unwrap(), groups.map(|g| g["epoch"].as_u64().unwrap()).collect())
+}
+
+/// SIGSTOP for less than the tolerated silence of 3 s under writes, then for twice as long.
+#[test]
+fn a_storage_process_stopped_for_two_seconds_leaves_no_group() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let (dir, stop, done) = (cluster.mount().to_path_buf(), AtomicBool::new(false), AtomicU64::new(0));
+    write_file(&dir, 0).unwrap();
+    let (up, down) =
+        (|| cluster.status()["health"]["targets_up"] == 6, || cluster.status()["health"]["targets_up"] == 5);
+    wait_until("all are up", Duration::from_secs(60), up);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                let n = done.load(Ordering::Acquire) + 1;
+                write_file(&dir, n).unwrap_or_else(|e| panic!("write f{n}: {e}"));
+                done.store(n, Ordering::Release);
+            }
+        });
+        let progress = |what: &str| {
+            let before = done.load(Ordering::Acquire);
+            wait_until(what, Duration::from_secs(60), || done.load(Ordering::Acquire) >= before + 2);
+        };
+        progress("files are written");
+        let before = epochs(&cluster);
+        for name in ["storage-2", "storage-5"] {
+            let stopped = cluster.stop(name);
+            std::thread::sleep(Duration::from_secs(2)); // the time is the claim
+            drop(stopped);
+            progress("writing goes on");
+        }
+        assert_eq!(epochs(&cluster), before, "nobody left a group");
+        let stopped = cluster.stop("storage-4");
+        wait_until("its silence is noticed", Duration::from_secs(10), down);
+        progress("writing goes on without it");
+        drop(stopped);
+        wait_until("it is back", Duration::from_secs(30), up);
+        assert!(epochs(&cluster).0 > before.0);
+        stop.store(true, Ordering::Release);
+    });
+    for n in 0..=done.load(Ordering::Acquire) {
+        verify(&dir, n);
+    }
+}
+
 fn program(script: &str) -> Child {
     let mut shell = Command::new("bash");
     shell

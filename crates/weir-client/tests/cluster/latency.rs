@@ -9,8 +9,10 @@ use weir_proto::InodeId;
 use weir_store::crash_points;
 
 const ROOT: InodeId = InodeId::ROOT;
-/// The delay that a member which has fallen silent may add to one operation.
+/// The delay that a member which has fallen silent may add to a read,
 const STALL_MAX: Duration = Duration::from_millis(1000);
+/// and to a write: its silence, and the time until that is noticed.
+const WRITE_STALL_MAX: Duration = Duration::from_millis(SILENCE_MS as u64 + 500);
 
 async fn create(c: &Client, name: &str) -> Handle {
     c.create(&root(), ROOT, name.as_bytes(), 0o644, true, OpenMode::BOTH).await.unwrap().handle
@@ -41,7 +43,7 @@ fn all_others(n: u8) -> Vec<String> {
 }
 
 #[test]
-fn a_stopped_target_adds_less_than_a_second_to_any_operation() {
+fn a_stopped_target_delays_reads_by_a_second_writes_by_silence() {
     for victim in 0..6 {
         Lab::new(40 + u64::from(victim)).run(6, |lab| async move {
             let (a, b) = (lab.client("a").await, lab.client("b").await);
@@ -71,7 +73,7 @@ fn a_stopped_target_adds_less_than_a_second_to_any_operation() {
                 longest.of(&lab, a.write(small, 100 * n, Bytes::from_static(b"changed"))).await.unwrap();
                 longest.of(&lab, a.fsync(small)).await.unwrap();
             }
-            assert!(longest.0 < STALL_MAX + Duration::from_millis(200), "an operation took {:?}", longest.0);
+            assert!(longest.0 < WRITE_STALL_MAX, "an operation took {:?}", longest.0);
             assert!(a.status().degraded_writes > 0, "acknowledged with what is there: {:?}", a.status());
 
             // It resumes: its missed writes are repaired, and everything is read from any remaining members.

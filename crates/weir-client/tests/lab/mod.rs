@@ -27,6 +27,8 @@ use weir_store::service::{StorageNode, TargetConfig};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Small cells, so that a few hundred KiB are several stripes.
+/// The tolerated silence of a node.
+pub const SILENCE_MS: u32 = 1000;
 pub const CELL_SHIFT: u8 = 16;
 pub const CELL: usize = 1 << CELL_SHIFT;
 pub const STRIPE: usize = 4 * CELL;
@@ -242,7 +244,7 @@ impl Lab {
         let mut config = CoordConfig::new(self.0.scheme.parse().unwrap(), usize::from(targets));
         config.settings.cell_shift = CELL_SHIFT;
         config.settings.lease_ms = self.0.lease_ms;
-        config.settings.target_silence_ms = 1000;
+        config.settings.target_silence_ms = SILENCE_MS;
         config.new = !env.disk.exists(&Path::new("/coord").join(COORDINATOR_FILE));
         let coordinator = Coordinator::open(env.clone(), Path::new("/coord"), config).await.unwrap();
         let identity = Identity::new(&env, "coord", Role::Coordinator, Some(coordinator.cluster()));
@@ -267,7 +269,9 @@ impl Lab {
         let node: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
         let reporting = node.clone();
         let reports = Arc::new(move || reporting.get().map(|n| n.reports()).unwrap_or_default());
-        let joined = cluster.join(membership, reports).await.unwrap();
+        let living = node.clone();
+        let lives = Arc::new(move || living.get().map(|n| n.lives()).unwrap_or_default());
+        let joined = cluster.join_with(membership, reports, lives).await.unwrap();
         let config = TargetConfig {
             id: joined.targets[0],
             dir: "/target".into(),

@@ -19,6 +19,7 @@
 //! it is refilled. Its `since` stays: it still limits the epochs in which writes were possible.
 use super::placement::{Candidate, GROUPS_MAX, group_count, place};
 use super::replace::refilled;
+use super::slow::{Speed, is_much_slower};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Scheme, Target, TargetState};
@@ -98,12 +99,19 @@ pub fn needed_without(map: &ClusterMap, slow: TargetId) -> BTreeSet<TargetId> {
 }
 
 /// Demotes the target in the groups that can do without it; it stays up. Returns whether there are any.
-/// `alive` have just answered: if another member has died unnoticed, the slow one is needed. Otherwise, after
-/// one more loss, no member could show whether it missed a write.
-pub fn demote_slow(map: &mut ClusterMap, target: TargetId, alive: &BTreeSet<TargetId>) -> bool {
+/// `alive` have just answered: if another member has died unnoticed, the slow one is needed; after one more
+/// loss, no member could show whether it missed a write. If they are slow as well, nothing is gained.
+pub fn demote_slow(
+    map: &mut ClusterMap,
+    target: TargetId,
+    own: &Speed,
+    alive: &BTreeMap<TargetId, Speed>,
+) -> bool {
     let mut changed = false;
     for group in map.groups.iter_mut().filter(|g| can_spare(g, target)) {
-        if group.members.iter().all(|m| m.target == target || alive.contains(&m.target)) {
+        let others = group.members.iter().filter(|m| m.target != target);
+        let others: Option<Vec<Speed>> = others.map(|m| alive.get(&m.target).copied()).collect();
+        if others.is_some_and(|others| is_much_slower(own, &others)) {
             set_member(group, target, MemberState::Down);
             changed = true;
         }

@@ -1,9 +1,15 @@
 //! Claims about group transitions, by table and against a model of writes.
 use super::*;
 use proptest::prelude::*;
+use std::time::Duration;
 use weir_proto::map::{Node, Role, RunSeen, Settings, Target};
 use weir_proto::version::{LEVEL_MAX, Program};
 use weir_proto::{ClusterId, DiskUuid, ErrorKind};
+
+/// Targets that answer at once.
+fn fast(targets: impl IntoIterator<Item = u32>) -> BTreeMap<TargetId, Speed> {
+    targets.into_iter().map(|n| (t(n), Speed::default())).collect()
+}
 
 pub fn cluster(targets: u32, scheme: &str) -> ClusterMap {
     ClusterMap {
@@ -395,17 +401,24 @@ proptest! {
 #[test]
 fn a_slow_target_is_demoted_only_where_all_others_are_current() {
     let mut map = with_groups(6, "ec:4+2");
-    let alive = needed_without(&map, t(1));
-    assert_eq!(alive, (2..=6).map(t).collect());
-    assert!(demote_slow(&mut map, t(1), &alive) && !demote_slow(&mut map, t(1), &alive));
+    assert_eq!(needed_without(&map, t(1)), (2..=6).map(t).collect());
+    let own = Speed { oldest: Duration::from_secs(3), ..Speed::default() };
+    let mut alive = fast(2..=6);
+    alive.insert(t(5), own);
+    let all = (1..=6).flat_map(|n| fast([n]).into_keys().map(|t| (t, own))).collect();
+    assert!(!demote_slow(&mut map.clone(), t(1), &own, &all), "all are slow");
+    demote_slow(&mut map, t(1), &own, &alive);
+    assert_eq!(state(&map, 0, 1), MemberState::Current, "another one is as slow");
+    let alive = fast(2..=6);
+    let mut map = with_groups(6, "ec:4+2");
+    assert!(demote_slow(&mut map, t(1), &own, &alive) && !demote_slow(&mut map, t(1), &own, &alive));
     for group in &map.groups {
         let Some(member) = member_of(group, t(1)) else { continue };
         let expected = if group.scheme.parity >= 2 { MemberState::Down } else { MemberState::Current };
         assert_eq!(member.state, expected, "{}", group.scheme);
     }
     assert_eq!(map.target(t(1)).unwrap().state, TargetState::Up);
-    let alive = (1..=6).map(t).collect();
-    demote_slow(&mut map, t(2), &alive);
+    demote_slow(&mut map, t(2), &own, &fast(1..=6));
     assert_eq!(state(&map, 0, 2), MemberState::Current, "one at a time");
     assert!(is_spare(&map, t(2)), "one may still fall silent");
     assert!(target_down(&mut map, t(2)) && !is_spare(&map, t(3)), "a third may not");
@@ -419,8 +432,7 @@ fn a_slow_target_is_demoted_only_where_all_others_are_current() {
 #[test]
 fn a_slow_target_is_not_demoted_while_another_is_unreachable() {
     let mut map = with_groups(6, "ec:4+2");
-    let alive = [2, 3, 5, 6].map(t).into();
-    demote_slow(&mut map, t(1), &alive);
+    demote_slow(&mut map, t(1), &Speed::default(), &fast([2, 3, 5, 6]));
     for group in &map.groups {
         let Some(member) = member_of(group, t(1)) else { continue };
         let is_demoted = group.scheme.parity >= 2 && member_of(group, t(4)).is_none();

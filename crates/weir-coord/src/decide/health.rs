@@ -1,4 +1,7 @@
-//! Health: whether a node is up, derived from its connection and its heartbeats.
+//! Health: whether a node is up, derived from its connection and its signs of life.
+//!
+//! Invariant: a process with a sign of life within the tolerated silence is up, however late its targets
+//! answer. Lateness is decided in [`super::slow`].
 use std::time::Duration;
 use weir_env::Instant;
 
@@ -49,6 +52,34 @@ pub fn forgive(presence: Presence, delay: Duration, now: Instant) -> Presence {
     }
 }
 
+/// A probe of a target that was not answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unanswered {
+    /// Its process was asked, over the connection on which it gives signs of life. Otherwise its release
+    /// gives none but heartbeats, and the target was asked.
+    pub by_life: bool,
+    /// A quick probe, for a target that is merely overdue.
+    pub quick: bool,
+    /// Its groups can do without it.
+    pub is_spare: bool,
+    /// Its node has not joined since this coordinator started.
+    pub is_awaited: bool,
+}
+
+/// Whether the target is taken out of service. If not, the reason, for the log. A process that gives signs of
+/// life is down when it gives none any more, and not because it is busy.
+pub fn is_out(probe: Unanswered) -> Result<(), &'static str> {
+    match probe {
+        Unanswered { by_life: true, .. } => Err("the tolerated silence decides whether its process lives"),
+        // An overloaded machine must not lose its last targets to a quick probe.
+        Unanswered { quick: true, is_spare: false, .. } => Err("it is needed"),
+        // It may still be starting. A verdict now would let its group continue without it; if the others then
+        // return without their new writes, no other target has them.
+        Unanswered { is_awaited: true, .. } => Err("it has not joined yet"),
+        Unanswered { .. } => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +99,19 @@ mod tests {
         ] {
             let delay = Duration::from_millis(delay_ms);
             assert_eq!(forgive(before, delay, at(now)), after, "{before:?} {delay_ms}");
+        }
+    }
+
+    #[test]
+    fn a_process_with_signs_of_life_is_not_down_for_a_late_answer() {
+        let all = [false, true];
+        for (quick, is_spare, is_awaited) in
+            all.iter().flat_map(|q| all.iter().flat_map(|s| all.iter().map(|a| (*q, *s, *a))))
+        {
+            let probe = |by_life| Unanswered { by_life, quick, is_spare, is_awaited };
+            assert!(is_out(probe(true)).is_err());
+            let older = is_out(probe(false)).is_ok();
+            assert_eq!(older, !is_awaited && (is_spare || !quick), "{:?}", probe(false));
         }
     }
 

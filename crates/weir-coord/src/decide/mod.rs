@@ -28,7 +28,7 @@ pub use groups::{
     groups_for_new_files, groups_for_new_targets, is_spare, left_out, needed_without, rejoin_groups,
     target_back, target_cleared, target_down, target_failed, target_lost, target_put_back,
 };
-pub use health::{HealthLimits, Presence, Verdict, evaluate, forgive};
+pub use health::{HealthLimits, Presence, Unanswered, Verdict, evaluate, forgive, is_out};
 pub use homes::{allow_home, forbid_home};
 pub use layout::{layout_for_new_file, layout_in};
 pub use lead::{Progress, may_found, record_progress, take_lead};
@@ -43,7 +43,7 @@ pub use placement::{Candidate, group_count, is_same_host, place, rack_of};
 pub use plan::{Hindrance, Observed, Plan, Step, plan, spare};
 pub use replace::replace;
 pub use returned::{Returned, next_run, returned};
-pub use slow::Strikes;
+pub use slow::{Speed, Strikes, hangs, is_much_slower};
 pub use upgrade::{Connected, finished_level};
 
 #[cfg(test)]

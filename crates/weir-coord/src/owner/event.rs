@@ -1,9 +1,10 @@
 //! The events that the owner of the map handles, one kind for each request of a node or an administrator.
 use crate::copies::CopyChange;
-use crate::decide::Connected;
+use crate::decide::{Connected, Speed};
 use crate::placing::Placed;
+use crate::probe::Seen;
 use crate::replacing::RebuildEvent;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 use weir_proto::coord::{
     CaughtUp, ClusterStatus, Heartbeat, HeartbeatAck, Join, Joined, LeadNamespace, LeadReply, Leave,
@@ -15,6 +16,18 @@ use weir_proto::{NodeId, Result, TargetId};
 
 /// The channel for an answer.
 pub type Answer<T> = oneshot::Sender<Result<T>>;
+
+/// The result of probing a target.
+pub struct Probe {
+    pub target: TargetId,
+    pub suspicion: Suspicion,
+    /// Its process was asked for a sign of life.
+    pub by_life: bool,
+    pub outcome: Result<Seen>,
+    /// The members that its groups need without it and that answered at the same time. For a slow target
+    /// only.
+    pub alive: BTreeMap<TargetId, Speed>,
+}
 
 /// Everything that can happen to the owner.
 pub enum Event {
@@ -39,13 +52,8 @@ pub enum Event {
     },
     /// Result of probing a target; `joined`: the connection of its node's `Join` when the probe began.
     Probed {
-        target: TargetId,
-        suspicion: Suspicion,
+        probe: Probe,
         joined: Option<u64>,
-        outcome: Result<TargetReport>,
-        /// The members that its groups need without it and that answered at the same time. For a slow target
-        /// only.
-        alive: BTreeSet<TargetId>,
     },
     CaughtUp {
         said: CaughtUp,

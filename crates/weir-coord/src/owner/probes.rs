@@ -1,14 +1,16 @@
 //! Suspected targets: a reported target is probed, and its reporters wait for the result.
 use super::batch::{Batch, newest, refuse};
-use super::event::{Answer, Event};
+use super::event::{Answer, Event, Probe};
 use super::{Owner, SUSPECT_PROBE_INTERVAL};
-use crate::decide::{Presence, Strikes, demote_slow, is_spare, needed_without};
-use crate::probe::{LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, probe, probe_each};
+use crate::decide::{Presence, Speed, Strikes, Unanswered, demote_slow, is_out, is_spare, needed_without};
+use crate::probe::{
+    Door, LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, Seen, probe, probe_each, report_each,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use weir_env::Instant;
-use weir_proto::coord::{MapReply, ReportTarget, Suspicion, TargetReport};
+use weir_proto::coord::{MapReply, ReportTarget, Suspicion};
 use weir_proto::map::{ClusterMap, MemberState, Node, Role, TargetState};
-use weir_proto::{Error, Result, TargetId};
+use weir_proto::{Error, TargetId};
 use weir_rpc::Identity;
 
 impl Owner {
@@ -45,8 +47,8 @@ impl Owner {
     ) -> &mut Vec<Answer<MapReply>> {
         let running = self.probing.contains_key(&(target, suspicion));
         if let (false, Some(events)) = (running, self.self_events.upgrade()) {
-            let (env, node, who) = (self.env.clone(), map.target_node(target).cloned(), self.identity(map));
-            let joined = self.joined_on(target, map);
+            let (env, who) = (self.env.clone(), self.identity(map));
+            let (joined, door) = (self.joined_on(target, map), self.door(target, map));
             let patience = match suspicion {
                 Suspicion::Failed => PROBE_PATIENCE,
                 Suspicion::Unreachable | Suspicion::Slow => QUICK_PROBE_PATIENCE,
@@ -55,16 +57,26 @@ impl Owner {
                 Suspicion::Slow => needed_without(map, target),
                 Suspicion::Failed | Suspicion::Unreachable => BTreeSet::new(),
             };
-            let mut reports = probe_each(&self.env, &self.identity(map), map, others.into_iter(), patience);
+            let others = others.into_iter().map(|other| (other, self.door(other, map))).collect();
+            let signs = self.members.signs.clone();
+            let mut answers = probe_each(&self.env, &who, others, patience);
             self.env.tasks.spawn("probe a target", async move {
-                let outcome = probe(env, who, node, target, patience).await;
-                let mut alive = BTreeSet::new();
+                let life = match &door {
+                    Door::Life(connection) => Some(connection.clone()),
+                    Door::Data(_) => None,
+                };
+                let outcome = probe(env.clone(), who, door, target, patience).await;
+                if let (Some(connection), Ok(_)) = (&life, &outcome) {
+                    signs.note(connection, env.clock.now());
+                }
+                let mut alive = BTreeMap::new();
                 if outcome.is_ok() {
-                    while let Some(report) = reports.recv().await {
-                        alive.extend((!report.failed).then_some(report.target));
+                    while let Some(other) = answers.recv().await {
+                        alive.extend((!other.failed).then_some((other.target, other.speed)));
                     }
                 }
-                let probed = Event::Probed { target, suspicion, joined, outcome, alive };
+                let probe = Probe { target, suspicion, by_life: life.is_some(), outcome, alive };
+                let probed = Event::Probed { probe, joined };
                 let _ = events.send(probed).await; // the coordinator may be gone
             });
         }
@@ -76,7 +88,7 @@ impl Owner {
         let Some(events) = self.self_events.upgrade() else { return };
         let up = map.targets.iter().filter(|t| t.state == TargetState::Up).map(|t| t.id);
         let joined: BTreeMap<_, _> = up.clone().map(|target| (target, self.joined_on(target, map))).collect();
-        let mut reports = probe_each(&self.env, &self.identity(map), map, up, LAST_PROBE_PATIENCE);
+        let mut reports = report_each(&self.env, &self.identity(map), map, up, LAST_PROBE_PATIENCE);
         self.env.tasks.spawn("collect positions", async move {
             let mut said = Vec::new();
             while let Some(report) = reports.recv().await {
@@ -84,6 +96,12 @@ impl Owner {
             }
             let _ = events.send(Event::LastPositions { said, answer }).await; // the coordinator may be gone
         });
+    }
+
+    /// Where a target is asked: on the connection of its node's `Join`, if its process answers there.
+    fn door(&self, target: TargetId, map: &ClusterMap) -> Door {
+        let life = self.joined_on(target, map).and_then(|connection| self.members.signs.answers(connection));
+        life.map_or_else(|| Door::Data(map.target_node(target).cloned()), Door::Life)
     }
 
     /// The coordinator's identity towards targets.
@@ -103,47 +121,51 @@ impl Owner {
         member.is_some_and(|m| matches!(m.presence, Presence::Awaited { .. }))
     }
 
-    pub(super) fn probed(
+    pub(super) fn probed(&mut self, probe: Probe, batch: &mut Batch, now: Instant) {
+        let Probe { target, suspicion, by_life, outcome, alive } = probe;
+        match outcome {
+            Ok(seen) => self.answered(seen, suspicion, &alive, batch, now),
+            Err(e) => {
+                let unanswered = Unanswered {
+                    by_life,
+                    quick: suspicion != Suspicion::Failed,
+                    is_spare: is_spare(&batch.draft, target),
+                    is_awaited: self.is_awaited(target, &batch.draft),
+                };
+                match is_out(unanswered) {
+                    Err(why) if by_life => tracing::debug!("{target} does not answer ({e}): {why}"),
+                    Err(why) => tracing::warn!("{target} does not answer ({e}): {why}"),
+                    Ok(()) if self.members.suspects.insert(target) => {
+                        tracing::warn!("{target} does not answer: {e}");
+                        self.suspects_asked = now;
+                    }
+                    Ok(()) => {}
+                }
+            }
+        }
+    }
+
+    fn answered(
         &mut self,
-        target: TargetId,
+        Seen { target, failed, speed }: Seen,
         suspicion: Suspicion,
-        outcome: Result<TargetReport>,
-        alive: &BTreeSet<TargetId>,
+        alive: &BTreeMap<TargetId, Speed>,
         batch: &mut Batch,
         now: Instant,
     ) {
-        match outcome {
-            Ok(report) => {
-                if report.failed {
-                    crate::decide::target_failed(&mut batch.draft, target);
-                }
-                if !self.members.note_stall(&batch.draft, &report) && self.members.suspects.remove(&target) {
-                    tracing::info!("{target} answers again");
-                }
-                if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target, alive) {
-                    let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
-                    self.members.slow.insert(target, strikes);
-                    tracing::warn!(
-                        "{target} is much slower than the others: its groups continue without it for a while"
-                    );
-                }
-            }
-            // An overloaded machine must not lose its last targets to a quick probe.
-            Err(e) if suspicion != Suspicion::Failed && !is_spare(&batch.draft, target) => {
-                tracing::warn!("{target} does not answer quickly, and is needed: {e}");
-            }
-            // A target that has not joined since this coordinator started may still be starting. A verdict
-            // now would let its group continue without it; if the others then return without their new
-            // writes, no other target has them.
-            Err(e) if self.is_awaited(target, &batch.draft) => {
-                tracing::warn!("{target} does not answer, and has not joined yet: {e}");
-            }
-            Err(e) => {
-                if self.members.suspects.insert(target) {
-                    tracing::warn!("{target} does not answer: {e}");
-                    self.suspects_asked = now;
-                }
-            }
+        if failed {
+            crate::decide::target_failed(&mut batch.draft, target);
+        }
+        let hangs = self.members.note_speed(&batch.draft, target, speed, now);
+        if !hangs && speed.completes() && self.members.suspects.remove(&target) {
+            tracing::info!("{target} answers again");
+        }
+        if suspicion == Suspicion::Slow && demote_slow(&mut batch.draft, target, &speed, alive) {
+            let strikes = Strikes::one_more(self.members.slow.get(&target).copied(), now);
+            self.members.slow.insert(target, strikes);
+            tracing::warn!(
+                "{target} is much slower than the others: its groups continue without it for a while"
+            );
         }
     }
 

@@ -1,4 +1,4 @@
-//! Requests about targets that are lost or drained, and about their places.
+//! Requests about targets that are lost or drained, about their places, and about members' lives.
 use super::*;
 use crate::decide::remove_target;
 use crate::replacing::RebuildEvent;
@@ -6,6 +6,7 @@ use weir_proto::coord::{
     DrainTarget, GetRebuild, PauseMoves, PlaceCopied, RemoveTarget, ReportFull, ReportRefill, SetRebuild,
     TargetGone,
 };
+use weir_proto::life::{GetLives, ReportLife};
 
 impl Coordinator {
     pub(super) fn change_targets(&self, call: &Call) -> Result<Handled> {
@@ -47,6 +48,16 @@ impl Coordinator {
             ReportRefill::METHOD => {
                 let ReportRefill { reports } = call.decode::<ReportRefill>()?;
                 self.rebuild::<ReportRefill>(|answer| RebuildEvent::Refills { reports, answer })
+            }
+            ReportLife::METHOD => {
+                let ReportLife { node, life } = call.decode()?;
+                let joined = self.signs.note_life(&call.connection, node, life, self.env.clock.now());
+                let not_joined = || Err(Error::stale("no node has joined on this connection"));
+                Handled::Now(if joined { Ok(Reply::new(&())) } else { not_joined() })
+            }
+            GetLives::METHOD => {
+                call.decode::<GetLives>()?;
+                Handled::Now(Ok(Reply::new(&self.signs.list(self.env.clock.now()))))
             }
             _ => return self.answer_at_once(call),
         })

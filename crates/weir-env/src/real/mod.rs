@@ -8,6 +8,7 @@
 
 mod actor;
 mod allocator;
+mod alone;
 mod commands;
 mod disk;
 mod local_socket;
@@ -19,8 +20,9 @@ mod threads;
 mod timers;
 
 use crate::{
-    BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Rng, RngSource, TaskHandle, Tasks, WallTime,
-    tasks::{Lane, LaneRunner, TaskRunner},
+    BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, PressureSource, Rng, RngSource, TaskHandle,
+    Tasks, WallTime,
+    tasks::{Alone, Lane, LaneRunner, TaskRunner},
 };
 pub use actor::Actor;
 pub use allocator::Allocator;
@@ -112,10 +114,12 @@ pub fn env_with(config: RealConfig) -> Env {
         tasks: Tasks(Arc::new(MachineTasks {
             home,
             threads: ThreadPool::for_disks(config.disk_threads),
-            kill_at: config.kill_at,
+            kill_at: config.kill_at.map(Arc::new),
             blocked: AtomicUsize::new(0),
+            alone: None,
         })),
         buffers: BufferPool::new(config.buffer_cache_bytes),
+        pressure: PressureSource(Arc::new(alone::pressure)),
     }
 }
 
@@ -200,9 +204,11 @@ fn fill_random(mut bytes: &mut [u8]) {
 struct MachineTasks {
     home: Home,
     threads: ThreadPool,
-    kill_at: Option<KillAt>,
+    kill_at: Option<Arc<KillAt>>,
     /// Threads of the runtime that are blocked.
     blocked: AtomicUsize,
+    /// The one thread that all is done on, for [`Env::alone`].
+    alone: Option<alone::Thread>,
 }
 
 impl TaskRunner for MachineTasks {
@@ -210,10 +216,16 @@ impl TaskRunner for MachineTasks {
         TaskHandle(self.home.handle().spawn(work).abort_handle())
     }
     fn begin(&self, _name: &'static str, work: BoxFuture<'static, ()>) {
-        Roaming::begin(self.home.handle(), work);
+        match self.alone {
+            None => Roaming::begin(self.home.handle(), work),
+            Some(_) => drop(self.home.handle().spawn(work)),
+        }
     }
     fn spawn_for_disk(&self, _name: &'static str, work: BoxFuture<'static, ()>) {
-        Roaming::spawn(self.home.handle(), work);
+        match self.alone {
+            None => Roaming::spawn(self.home.handle(), work),
+            Some(_) => drop(self.home.handle().spawn(work)),
+        }
     }
     fn blocking(&self, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'static, ()> {
         // The work reports its own end (`Tasks::blocking` waits for its result).
@@ -222,6 +234,24 @@ impl TaskRunner for MachineTasks {
     }
     fn lane(&self, threads_max: usize) -> Lane {
         Lane(Arc::new(MachineLane(ThreadPool::new(threads_max))))
+    }
+    fn alone(&self, name: &'static str, of: &Env) -> Alone {
+        match alone::start(name) {
+            Ok((home, thread)) => {
+                let home = Home(Some(home));
+                let clock = Clock(Arc::new(MachineClock::new(&home)));
+                let tasks = MachineTasks {
+                    home,
+                    threads: ThreadPool::new(1),
+                    kill_at: self.kill_at.clone(),
+                    blocked: AtomicUsize::new(0),
+                    alone: Some(thread),
+                };
+                Alone { clock, tasks: Tasks(Arc::new(tasks)) }
+            }
+            // No thread can be started: the work is done with the other work.
+            Err(_) => Alone { clock: of.clock.clone(), tasks: of.tasks.clone() },
+        }
     }
     fn may_block(&self) -> bool {
         threads::may_block()

@@ -29,7 +29,10 @@ use self::{
     node::{Here, Node, NodeClock, NodeRng},
     rng::SplitMix,
 };
-use crate::{BoxFuture, BufferPool, Clock, ClockSource, Disk, Env, Instant, Rng, Tasks, WallTime};
+use crate::{
+    BoxFuture, BufferPool, Clock, ClockSource, Disk, Env, Instant, Pressure, PressureSource, Rng, Tasks,
+    WallTime,
+};
 pub use config::SimConfig;
 pub use disk_state::{DiskCopy, DiskFaults};
 use std::{
@@ -114,7 +117,8 @@ impl World {
             state.trace("start", &[index as u64, life]);
         }
         let node = &state.nodes[index];
-        let here = Here { core: self.0.clone(), node: index, life: node.life };
+        let here = Here { core: self.0.clone(), node: index, life: node.life, alone: false };
+        let pressed = here.clone();
         // A new one for each call: an `Env` stored here would keep the world alive for ever.
         let env = Env {
             clock: Clock(Arc::new(here.clone())),
@@ -124,6 +128,7 @@ impl World {
             tasks: Tasks(Arc::new(here.clone())),
             buffers: node.buffers.clone(),
             watch: weir_watch::Watch::new(node.watch.clone(), Arc::new(move || here.now().0)),
+            pressure: PressureSource(Arc::new(move || pressed.core.lock().nodes[index].pressure)),
         };
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -265,6 +270,12 @@ impl World {
         self.0.lock().nodes[index].clock.wall_offset_ns = offset_ns;
     }
 
+    /// The pressure that the node's machine reports; `None`, as at first: it measures none.
+    pub fn set_pressure(&self, name: &str, pressure: Option<Pressure>) {
+        let index = self.index_or_add(name);
+        self.0.lock().nodes[index].pressure = pressure;
+    }
+
     pub fn set_disk_faults(&self, name: &str, faults: DiskFaults) {
         self.with_disk(name, |disk| disk.faults = faults);
     }
@@ -357,6 +368,7 @@ impl World {
             disk: Arc::new(Mutex::new(disk)),
             tasks: Default::default(),
             clock,
+            pressure: None,
             paused: false,
             held: Default::default(),
             kill_at: None,

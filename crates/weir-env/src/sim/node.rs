@@ -9,8 +9,9 @@ use super::{
     rng::SplitMix,
 };
 use crate::{
-    BoxFuture, BufferPool, ClockSource, Instant, RngSource, TaskHandle, WallTime,
-    tasks::{Lane, LaneRunner, TaskRunner},
+    BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, Pressure, RngSource, TaskHandle, Tasks,
+    WallTime,
+    tasks::{Alone, Lane, LaneRunner, TaskRunner},
 };
 use std::{
     collections::BTreeMap,
@@ -43,6 +44,8 @@ pub(super) struct Node {
     pub(super) disk: Arc<Mutex<DiskState>>,
     pub(super) tasks: BTreeMap<u64, AbortHandle>,
     pub(super) clock: NodeClock,
+    /// As set by the test.
+    pub(super) pressure: Option<Pressure>,
     /// Stopped, as by SIGSTOP: no task runs.
     pub(super) paused: bool,
     /// Tasks that would have run meanwhile, in order.
@@ -57,6 +60,8 @@ pub(super) struct Here {
     pub(super) core: Arc<Core>,
     pub(super) node: usize,
     pub(super) life: u64,
+    /// Its tasks are those of [`Env::alone`]: a load of the node's processor does not delay them.
+    pub(super) alone: bool,
 }
 
 impl Here {
@@ -207,14 +212,20 @@ impl TaskRunner for Here {
         Lane(Arc::new(self.clone()))
     }
 
-    /// In every other life of a node, so that both paths are run; not on a disk that is slow or hangs.
+    fn alone(&self, _name: &'static str, of: &Env) -> Alone {
+        let tasks = Tasks(Arc::new(Here { alone: true, ..self.clone() }));
+        Alone { clock: Clock(of.clock.0.clone()), tasks }
+    }
+
+    /// In every other life of a node, so that both paths are run; not on a disk that is slow or hangs, and
+    /// not on the one thread of [`Env::alone`].
     fn begin_block(&self) -> bool {
         let disk = self.core.lock().nodes[self.node].disk.clone();
         let is_well = {
             let faults = &disk.lock().unwrap_or_else(PoisonError::into_inner).faults;
             !faults.hangs && faults.delay.is_zero()
         };
-        is_well && (self.node as u64 + self.life) % 2 == 1
+        !self.alone && is_well && (self.node as u64 + self.life) % 2 == 1
     }
     fn end_block(&self) {}
 

@@ -2,7 +2,7 @@
 //! targets.
 //!
 //! The user brings `access`, `backup`, `births`, `condition`, `coord`, `copies`, `data`, `enrol`, `event`,
-//! `export`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`,
+//! `export`, `life`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`,
 //! `watch` and `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
 //! `the_list_is_complete`.
 
@@ -14,6 +14,7 @@ macro_rules! for_every_message {
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
                 MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, CompareClock, CoordinatorTime, GetClocks, Clocks, ClockOff, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes, GetRebuild, GonePlan, RebuildStatus, RebuildWaiting, RefillReport, ReportRefill, SetRebuild, TargetGone, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull, FullPlace}
             condition::{NodeTrouble, NodeDisk, Condition, ReportCondition, GetConditions, Conditions, NodeCondition, TroubleList, Troubles}
+            life::{Pressure, TargetLife, Life, AskLife, ReportLife, GetLives, Lives, NodeLife}
             event::{ReportEvents, GetEvents, EventLog, EventSeen, Mute, MarkEvents}
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,

@@ -6,6 +6,7 @@
 use crate::commands::mounts::{self, Asked, MountState};
 use crate::commands::namespace_client::{all, connect};
 use crate::commands::quota::Names;
+use crate::commands::troubles::overload::{self, Busiest};
 use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
@@ -22,17 +23,23 @@ use weir_coord::Cluster;
 use weir_env::{Addr, Env};
 use weir_home::HomeUrl;
 use weir_proto::condition::{NodeTrouble, STARTS, TroubleList};
-use weir_proto::coord::{ClientsWaiting, Clocks, RebuildWaiting};
+use weir_proto::coord::{ClientsWaiting, Clocks, ClusterStatus, RebuildWaiting};
 use weir_proto::enrol::GetEnrolment;
 use weir_proto::event::GetEvents;
 use weir_proto::export::GetExports;
+use weir_proto::life::NodeLife;
 use weir_proto::meta::SessionList;
 use weir_proto::quota::OwnersNearLimit;
+use weir_proto::watch::GetTop;
 use weir_proto::{Error, ErrorKind, InodeId, Request, Result, TargetId};
 use weir_rpc::{Channel, NoService};
 
 /// The deadline of each query.
 const PATIENCE: Duration = Duration::from_millis(1800);
+/// Whose work it is: a process that does not answer in this time is not shown.
+const TOP_PATIENCE: Duration = Duration::from_millis(1000);
+/// The seconds of work that are compared.
+const TOP_S: u32 = 10;
 /// The time for closing sessions: others expire by themselves.
 const LAST_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -121,8 +128,9 @@ impl Asker {
     async fn of_coordinator(self: &Arc<Self>) -> Result<Facts> {
         let (env, cluster) = (&self.env, &self.cluster);
         let (enrolment, log) = (cluster.administer(&GetEnrolment {}), cluster.administer(&GetEvents {}));
-        let (status, waiting, clocks, conditions, audit, rebuild, enrolment, log, namespaces) = tokio::join!(
+        let (status, lives, waiting, clocks, conditions, audit, rebuild, enrolment, log, namespaces) = tokio::join!(
             timely(env, cluster.status()),
+            timely(env, cluster.lives()),
             timely(env, cluster.waits()),
             timely(env, cluster.clocks()),
             timely(env, cluster.conditions()),
@@ -134,6 +142,8 @@ impl Asker {
         );
         let status = status?;
         let mut none = Unanswered::default();
+        let lives = none.note("the list of signs of life", lives).unwrap_or_default().nodes;
+        let busiest = self.busiest(&lives, &status).await;
         let waiting = none.note("the list of calls that wait", waiting);
         let clocks = none.note("the list of clocks", clocks);
         let conditions = none.note("the list of nodes' reports", conditions);
@@ -143,6 +153,8 @@ impl Asker {
         let holders = none.note("the list of certificates", enrolment).map(|all| all.holders);
         Ok(Facts {
             status,
+            lives,
+            busiest,
             waiting: waiting.unwrap_or(ClientsWaiting { clients: Vec::new() }),
             clocks: clocks.unwrap_or(Clocks { off: Vec::new() }),
             conditions: conditions.map(|all| all.nodes).unwrap_or_default(),
@@ -160,6 +172,13 @@ impl Asker {
             homes: HomesHere::default(),
             names: Names::default(),
         })
+    }
+
+    /// Whose work it is, if the cluster is overloaded. `None` also if this user may not ask.
+    async fn busiest(&self, lives: &[NodeLife], status: &ClusterStatus) -> Option<Busiest> {
+        overload::overload(lives, &status.map)?;
+        let tops = self.cluster.collect(&GetTop { seconds: TOP_S }, TOP_PATIENCE).await.ok()?;
+        overload::busiest(&tops)
     }
 
     /// All that have a leader, in parallel.

@@ -1,7 +1,7 @@
 //! `weir status`: the troubles of a cluster, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
 use crate::commands::collect;
-use crate::commands::troubles::{Facts, Trouble, exit_code, state, troubles, word, worst};
+use crate::commands::troubles::{Facts, Trouble, exit_code, overload, state, troubles, word, worst};
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Outcome};
 use crate::local::local_cluster::LocalCluster;
@@ -293,7 +293,7 @@ impl Report {
         .map(|n| {
             json!({
                 "id": n.id.0, "name": n.name, "role": role(n.role), "host": n.host, "up": n.up, "addresses": n.addrs,
-                "program": program(&n.program),
+                "program": program(&n.program), "pressure": overload::pressure(&self.facts.lives, n.id),
             })
         })
         .collect();
@@ -308,6 +308,7 @@ impl Report {
                     "used_bytes": report.map(|r| r.used), "under_replicated_cells": report.map(|r| r.under_replicated_cells),
                     "damaged_blocks": report.map(|r| r.damaged_blocks),
                     "repaired_blocks": report.map(|r| r.repaired_blocks),
+                    "speed": overload::speed(&self.facts.lives, t.id),
                 })
             })
             .collect();

@@ -9,6 +9,7 @@ mod clients;
 mod cluster;
 mod data;
 mod kinds;
+pub mod overload;
 pub mod owners;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus};
 use weir_proto::enrol::Holder;
 use weir_proto::event::Mute;
 use weir_proto::export::ExportState;
+use weir_proto::life::NodeLife;
 use weir_proto::map::{Node, Target};
 use weir_proto::meta::SessionShown;
 use weir_proto::quota::{OwnerUsage, OwnersNear};
@@ -110,6 +112,10 @@ impl Trouble {
 /// The collected facts.
 pub struct Facts {
     pub status: ClusterStatus,
+    /// The last sign of life of each member.
+    pub lives: Vec<NodeLife>,
+    /// Whose work it is, if the cluster is overloaded.
+    pub busiest: Option<overload::Busiest>,
     /// Clients whose calls wait.
     pub waiting: ClientsWaiting,
     /// Nodes whose clock is off.
@@ -218,6 +224,7 @@ pub fn troubles(facts: &Facts) -> Vec<Trouble> {
     cluster::check(facts, &mut found);
     data::check(facts, &mut found);
     clients::check(facts, &mut found);
+    overload::check(facts, &mut found);
     for trouble in &mut found.0 {
         let is_meant = |mute: &&Mute| {
             mute.code == trouble.code && (mute.about.is_empty() || mute.about == trouble.about)

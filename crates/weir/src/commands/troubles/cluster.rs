@@ -1,6 +1,6 @@
 //! Troubles of the cluster itself: namespaces and their copies, placement groups, nodes, targets, links,
 //! clocks, audit logs, versions, and certificates.
-use super::{Facts, Found, NamespaceFacts, REMOVED, lasting, nearly_full};
+use super::{Facts, Found, NamespaceFacts, REMOVED, lasting, nearly_full, overload};
 use crate::observe::{InUse, copies_trouble, is_led};
 use crate::table;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +24,7 @@ pub(super) fn check(facts: &Facts, found: &mut Found) {
     nodes(facts, &in_use, found);
     targets(facts, &in_use, found);
     facts.status.targets.iter().for_each(|report| of_report(facts, report, found));
+    overload::slow_targets(facts, found);
     for (target, text) in &facts.rebuild {
         let action = format!("add a target, or give it a new disk with `weir target replace {target} DIR`");
         found.degraded(("rebuild-waits", target), text.clone(), action);

@@ -114,6 +114,9 @@ kinds! {
     "target-stalled" Warning "storage" delays 92: "The disk of a target completes nothing"
         raised "requests wait and none has completed for a while" cleared "a request completes"
         act "check that disk (`dmesg`, `smartctl`)";
+    "target-slow" Warning "storage" delays 84: "A target answers much later than usual"
+        raised "answers take half a second and ten times as long as usual, or three seconds, and its disk or machine has too much to do"
+        cleared "they take less for ten seconds" act "see to its disk and the load of its machine";
     "target-full" Warning "storage" delays 79: "A target is nearly full"
         raised "95 % of it are used" cleared "less is used" act "delete or evict files, or add targets";
     "cells-lack-redundancy" Degraded "storage" delays 0: "Cells lack redundancy"
@@ -139,6 +142,9 @@ kinds! {
         raised "its process has ended" cleared "it runs" act "start it again";
     "unanswered" Warning "servers" delays 50: "The coordinator left a question unanswered"
         raised "no answer within 1.8 s" cleared "it answers" act "ask again; if it stays so, see its log";
+    "overloaded" Warning "cluster" delays 94: "There is more work than the machines can do: calls take longer, and nothing is lost"
+        raised "half of the targets or more have answered much later than usual for three seconds"
+        cleared "they answer as usual for ten seconds" act "wait; `weir top --by job` shows whose work it is";
     "versions-mixed" Note "cluster" delays 2: "Programs of several releases run"
         raised "nodes report different releases" cleared "all report the same" act "upgrade the others, then `weir upgrade finish`";
     "upgrade-unfinished" Note "cluster" delays 0: "The cluster does not use what its programs know"

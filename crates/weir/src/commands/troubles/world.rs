@@ -139,6 +139,8 @@ pub fn world() -> World {
         namespaces: vec![NamespaceFacts { name: "root".into(), known: Ok(known), starting: None }],
         audit: AuditState::default(),
         homes: HomesHere::default(),
+        lives: vec![],
+        busiest: None,
         waiting: ClientsWaiting { clients: vec![] },
         clocks: Clocks { off: vec![] },
         rebuild: vec![],
