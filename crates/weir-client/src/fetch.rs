@@ -3,7 +3,7 @@
 //! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing
 //! was written" is believed only if the members that know nothing are more than the number that may have lost
 //! their data (`hole.rs`). Knows nothing of file sizes, leases or caches.
-use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
+use crate::data::{Data, Departure, GroupView, StripeRef, is_unreachable, too_few};
 use crate::hole::{Answer, Verdict};
 use crate::join::{Join, join_all};
 use crate::member::Pacing;
@@ -135,7 +135,10 @@ impl Data {
     ) -> Result<(Direct, Option<Result<Decoded>>)> {
         let direct = self.read_direct(s, view, range);
         tokio::pin!(direct);
-        let hedge_after = latency::hedge_after(self.usual_max(Pacing::Read));
+        let hedge_after = latency::hedge_after(
+            self.usual_max(Pacing::Read),
+            self.is_crowded(view.place(range.index).target),
+        );
         let alone = s.layout.scheme.parity == 0;
         tokio::select! {
             biased;
@@ -275,7 +278,7 @@ impl Data {
     async fn report_damaged(&self, s: &StripeRef, view: &GroupView, index: usize) {
         let place = view.place(index);
         let request = MarkMissing { place, cell: s.cell(index), version: Version(0), missing: 1 << index };
-        if let Err(e) = self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await {
+        if let Err(e) = self.call(place.target, &request, vec![], s.deadline, Departure::unwatched()).await {
             tracing::debug!("damage in {1} was not reported to {0}: {e}", place.target, s.cell(index));
         }
     }
