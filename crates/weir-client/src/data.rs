@@ -345,8 +345,8 @@ impl Data {
     pub fn is_crowded(&self, target: TargetId) -> bool {
         self.gates.is_crowded(target)
     }
-    /// Asks members of the stripe's group that have not answered whether they live. That takes neither their disks
-    /// nor a place in their queues.
+    /// Asks members of the stripe's group that have not answered whether they live. That takes neither their
+    /// disks nor a place in their queues.
     pub async fn ask_silent_members(&self, s: &StripeRef) {
         let Ok(view) = self.view(s) else { return };
         let targets = (0..s.scheme().width()).map(|index| view.place(index).target);

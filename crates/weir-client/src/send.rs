@@ -2,18 +2,17 @@
 //!
 //! Invariant: leftovers of a failed send at some targets are noted as unresolved before the send ends, and
 //! are settled before the next send to the stripe.
+mod again;
+
 use crate::data::{Done, FULL_PATIENCE, Fragment, Overlay, StripeRef, encode};
 use crate::flush::is_much_unreported;
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::inode::{Inline, Inode, State, Unresolved};
 use crate::lease::UnprotectedPages;
-use crate::patience::{self, Failed, Then};
 use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::time::Duration;
-use weir_env::{Backoff, Retry};
 use weir_proto::data::{SEAL_VERSIONS, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
@@ -23,11 +22,6 @@ use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
 const ABOVE_SEAL: u64 = 256;
 
 const ABOVE_SEAL_TRIES: u32 = 3;
-
-/// Pauses between tries to send changed data whose servers live. Each try has retried its calls for the whole
-/// patience of the mount, or was refused: the longest pause is the time after which the servers are idle
-/// again.
-const SEND_RETRY: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(5) };
 
 /// A send this small begins on the thread that waits for it: it is a message or two, without parity.
 const BEGIN_HERE_BYTES_MAX: usize = 64 << 10;
@@ -65,15 +59,6 @@ fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
             payload: Some(bytes.clone()),
         })
         .collect()
-}
-
-/// The changed bytes of a send, for messages.
-fn lost_part(inode: &Inode, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) -> String {
-    let start = layout.stripe_start(stripe);
-    let first = parts.first().map_or(0, |(at, _)| *at);
-    let end = parts.last().map_or(0, |(at, bytes)| at + bytes.len() as u32);
-    let (first, end) = (start + u64::from(first), start + u64::from(end));
-    format!("file {}, {} pieces of bytes {first} to {end}", inode.ino, parts.len())
 }
 
 /// The parts of a stripe's permits that this number of bytes needs; at least one.
@@ -179,7 +164,7 @@ impl Inner {
                     self.keep_sent(&inode, &st, layout, stripe, parts);
                 }
                 Err(e) => {
-                    let lost = lost_part(&inode, layout, stripe, &parts);
+                    let lost = again::lost_part(&inode, layout, stripe, &parts);
                     tracing::error!("changed data is lost: {lost}: {e}");
                     st.fail(e.doing(lost));
                     if stripe == 0 && st.leaving.has_begun() {
@@ -223,34 +208,6 @@ impl Inner {
                 continue;
             }
             cache.insert(inode.ino, start + u64::from(at), bytes, true, false, &self.budget);
-        }
-    }
-
-    /// Until it is done, or its data is lost: see [`patience::after`]. The data stays dirty meanwhile.
-    async fn send_patiently(&self, send: &mut Send) -> Result<()> {
-        let begun = self.env.clock.now();
-        let mut retry = Retry::jittered(&self.env, SEND_RETRY, begun);
-        loop {
-            let Err(e) = self.send_until_not_fenced(send).await else { return Ok(()) };
-            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
-            let s = StripeRef { floor: self.write_floor(&send.inode).await.unwrap_or(0), ..s };
-            self.data.ask_silent_members(&s).await;
-            let failed = Failed {
-                kind: e.kind,
-                is_lost: self.data.is_lost_for_good(&s),
-                silent: self.data.silent_for(&s, begun).max(self.session.silent_for(begun)),
-                since: self.env.clock.now().since(begun),
-                patience: self.config.patience,
-            };
-            let is_mine = send.inode.check_generation(send.write_generation).is_ok();
-            if !is_mine || patience::after(&failed) == Then::Lost {
-                return Err(e);
-            }
-            tracing::debug!("{s}: not written yet, it is tried again: {e}");
-            let what = format!("targets of {}, to write changed data", s.layout.pg_of_stripe(s.stripe));
-            let _waiting = self.data.waits.begin(what);
-            self.data.wait_newer(self.data.cluster.map().version, retry.next_pause()).await;
-            send.unresolved = send.inode.lock().write.unresolved_of(send.stripe);
         }
     }
 

@@ -72,6 +72,8 @@ impl Least {
 pub struct Window {
     limit: u32,
     in_flight: u32,
+    /// The most in flight since the limit has changed.
+    peak: u32,
     /// Answers in the usual time since the limit has changed.
     credit: u32,
     /// Calls that were sent before this show the effect of the limit before the last decrease.
@@ -88,6 +90,7 @@ impl Default for Window {
         Window {
             limit: START,
             in_flight: 0,
+            peak: 0,
             credit: 0,
             decreased: Instant::default(),
             least: Least::default(),
@@ -106,11 +109,10 @@ impl Window {
     }
     pub fn sent(&mut self) {
         self.in_flight += 1;
+        self.peak = self.peak.max(self.in_flight);
     }
     /// A call that was sent then has ended. `dice` of 2^16.
     pub fn ended(&mut self, sent: Instant, now: Instant, how: Ended, dice: u64) {
-        // A window that is not used does not grow.
-        let is_used = 2 * self.in_flight >= self.limit;
         self.in_flight = self.in_flight.saturating_sub(1);
         match how {
             Ended::Abandoned => {}
@@ -129,7 +131,8 @@ impl Window {
                 self.least.note(now, took);
                 match took > self.slow_after() {
                     true => self.decrease(sent, now),
-                    false if is_used => self.increase(),
+                    // A window that is not used does not grow.
+                    false if 2 * self.peak >= self.limit => self.increase(),
                     false => {}
                 }
             }
@@ -141,12 +144,12 @@ impl Window {
     fn increase(&mut self) {
         self.credit += 1;
         if self.credit >= self.limit && self.limit < CEILING {
-            (self.limit, self.credit) = (self.limit + 1, 0);
+            (self.limit, self.credit, self.peak) = (self.limit + 1, 0, self.in_flight);
         }
     }
     fn decrease(&mut self, sent: Instant, now: Instant) {
         if sent >= self.decreased {
-            (self.limit, self.credit) = ((self.limit / 2).max(FLOOR), 0);
+            (self.limit, self.credit, self.peak) = ((self.limit / 2).max(FLOOR), 0, self.in_flight);
             self.decreased = now;
         }
     }

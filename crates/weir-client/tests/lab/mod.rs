@@ -99,6 +99,9 @@ impl Service for Gate {
         }
     }
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        if let Some(answer) = self.refuses(&call) {
+            return Some(answer);
+        }
         match self.behind.get() {
             Some(service) if self.knows(&call) => service.handle_or_defer(call, defer),
             Some(_) => Some(self.handle(call)),
