@@ -181,7 +181,7 @@ impl Data {
             Err(e) if is_unreachable(&e) => {
                 // Slowness alone is not a reason for a report: it would cost the member its place.
                 if e.kind != ErrorKind::Deadline || alone {
-                    self.report(place, &e).await;
+                    self.report_only(place, &e).await;
                 }
                 Ok(Direct::Around(e))
             }
@@ -380,7 +380,7 @@ impl Data {
         if e.kind == ErrorKind::Damaged {
             self.report_damaged(s, view, at).await;
         } else if is_unreachable(e) {
-            self.report(view.place(at), e).await;
+            self.report_only(view.place(at), e).await;
         }
     }
 

@@ -333,11 +333,10 @@ impl Session {
         Ok(())
     }
 
-    /// For how long, since `begun`, the leader has not answered. It is asked several times in each lease
-    /// term.
+    /// For how long, since `begun`, the leader has not answered, beyond the pauses in which it is not asked.
     pub fn silent_for(&self, begun: Instant) -> Duration {
         let contacted = Instant(self.contacted.load(Ordering::Relaxed));
-        self.env.clock.now().since(contacted.max(begun))
+        self.env.clock.now().since(contacted.max(begun)).saturating_sub(self.keep_alive_period())
     }
 
     fn note_contact(&self, begun: Instant, lease_ms: u32) {
