@@ -323,8 +323,8 @@ impl Data {
         }
     }
 
-    /// Reports to the coordinator that a target did not answer; waits for its verdict, and until the call may be
-    /// tried again: at once under a newer epoch.
+    /// Reports to the coordinator that a target did not answer; waits for its verdict, and until the call may
+    /// be tried again: at once under a newer epoch.
     pub async fn report(&self, place: Place, why: &Error) {
         self.report_only(place, why).await;
         let until = self.env.clock.now() + RETRY_HELD_MAX;
@@ -338,8 +338,8 @@ impl Data {
             self.wait_newer(map.version, after.min(self.left(until))).await;
         }
     }
-    /// Reports to the coordinator that a target did not answer; waits for its verdict. For a caller that will ask
-    /// other members.
+    /// Reports to the coordinator that a target did not answer; waits for its verdict. For a caller that will
+    /// ask other members.
     pub async fn report_only(&self, place: Place, why: &Error) {
         let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
         if let Err(e) = reported.await {

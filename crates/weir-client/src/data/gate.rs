@@ -94,7 +94,7 @@ impl Gates {
                     format!("{target} is busy: the call was not sent in time, {ahead} calls wait before it"),
                 ));
             }
-            let _ = self.env.clock.timeout(until.since(now), ticket.called.notified()).await; // either is a reason to look
+            let _ = self.env.clock.timeout(until.since(now), ticket.called.notified()).await;
         }
     }
     fn enter_now(&self, gate: &Arc<Gate>) -> Option<Pass> {
