@@ -7,6 +7,9 @@
 use std::time::Duration;
 use weir_proto::ErrorKind;
 
+/// The shortest try.
+const TRY_MIN: Duration = Duration::from_millis(100);
+
 /// The facts about a send that has failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
@@ -48,9 +51,24 @@ pub fn after(f: &Failed) -> Then {
     if f.is_lost || lasts >= f.patience { Then::Lost } else { Then::Again }
 }
 
+/// How long the next try waits for servers that do not answer: with those that are silent already the rest.
+pub fn of_next_try(f: &Failed) -> Duration {
+    f.patience.saturating_sub(f.silent).max(TRY_MIN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_next_try_has_the_rest_of_the_patience() {
+        let s = Duration::from_secs;
+        let kind = ErrorKind::Deadline;
+        let failed = Failed { kind, is_lost: false, silent: s(599), since: s(600), patience: s(600) };
+        assert_eq!(of_next_try(&failed), s(1));
+        assert_eq!(of_next_try(&Failed { silent: s(0), ..failed }), s(600));
+        assert_eq!(of_next_try(&Failed { silent: s(700), ..failed }), TRY_MIN);
+    }
 
     #[test]
     fn data_waits_as_long_as_its_servers_live() {

@@ -13,6 +13,7 @@ use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
+use std::time::Duration;
 use weir_proto::data::{SEAL_VERSIONS, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
@@ -39,6 +40,8 @@ pub struct Send {
     unresolved: Option<Unresolved>,
     token_epoch: u32,
     write_generation: u64,
+    /// How long a try waits for servers that do not answer.
+    patience: Duration,
 }
 
 /// A version that all live members have next to their base, as of an epoch of the group.
@@ -129,8 +132,19 @@ impl Inner {
         let token_epoch = st.lease.token_epoch();
         let (inode, object) = (inode.clone(), st.object(inode.ino));
         let unresolved = st.write.unresolved_of(stripe);
-        let send =
-            Send { inode, object, layout, stripe, parts, how, unresolved, token_epoch, write_generation };
+        let patience = self.config.patience;
+        let send = Send {
+            inode,
+            object,
+            layout,
+            stripe,
+            parts,
+            how,
+            unresolved,
+            token_epoch,
+            write_generation,
+            patience,
+        };
         Ok((id, send))
     }
 
@@ -259,10 +273,10 @@ impl Inner {
         };
         if !send.parts.is_empty() {
             // Without a permit: stripes of other groups proceed meanwhile.
-            self.data.writable_view(&floored(self.deadline())).await?;
+            self.data.writable_view(&floored(self.env.clock.now() + send.patience)).await?;
         }
         let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
-        let deadline = self.deadline();
+        let deadline = self.env.clock.now() + send.patience;
         self.mark(&send.inode).await?;
         send.inode.check_generation(send.write_generation)?;
         let s = floored(deadline);
@@ -393,6 +407,7 @@ impl Inner {
             unresolved,
             token_epoch,
             write_generation,
+            patience: self.config.patience,
         })))
     }
 

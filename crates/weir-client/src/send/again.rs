@@ -36,6 +36,7 @@ impl Inner {
             if !is_mine || patience::after(&failed) == Then::Lost {
                 return Err(e);
             }
+            send.patience = patience::of_next_try(&failed);
             tracing::debug!("{s}: not written yet, it is tried again: {e}");
             let what = format!("targets of {}, to write changed data", s.layout.pg_of_stripe(s.stripe));
             let _waiting = self.data.waits.begin(what);
