@@ -4,17 +4,22 @@
 //! carries the mask of the members that lack it; fewer than k current members is an error that names the
 //! stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
 mod full;
+mod gate;
 mod merge;
 mod overlays;
 mod round;
 mod state;
 mod truncate;
 
+use crate::join::join_all;
 use crate::maps::MapsSeen;
 use crate::member::Latencies;
 use crate::status::Counters;
 use crate::waits::Waits;
+use crate::window::Ended;
 use bytes::Bytes;
+use gate::Gates;
+pub use gate::{Departure, Departures};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -23,8 +28,8 @@ use tokio::sync::Semaphore;
 use weir_coord::Cluster;
 use weir_env::{Backoff, BoxFuture, Env, Instant, Retry};
 use weir_proto::data::{
-    CHECKSUM_BLOCK, CommitStripe, DropPrepared, HoldStripe, MarkMissing, MissingMask, Place, WriteFragment,
-    WriteMode,
+    CHECKSUM_BLOCK, CommitStripe, DropPrepared, HoldStripe, MarkMissing, MissingMask, Place, StatTarget,
+    WriteFragment, WriteMode,
 };
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme, TargetState};
@@ -42,6 +47,9 @@ const CALL_PATIENCE: Duration = Duration::from_secs(5);
 pub const LOSS_PATIENCE: Duration = Duration::from_secs(12);
 /// A write that a full target refuses waits this long for the move of its place, if that is planned.
 pub const FULL_PATIENCE: Duration = Duration::from_secs(30);
+/// The longest wait of a call that failed for the right to be tried again: it is sent only with a place in
+/// the target's window then, so even thousands of them are two at a time.
+const RETRY_HELD_MAX: Duration = Duration::from_secs(5);
 /// A refused epoch means that a newer map will arrive soon.
 pub const MAP_PATIENCE: Duration = Duration::from_millis(500);
 /// Late reads that are decoded at the same time: each reads k times the bytes, and the late target may just
@@ -60,6 +68,8 @@ pub struct Data {
     pub hedges: Semaphore,
     pub latencies: Mutex<Latencies>,
     pub waits: Arc<Waits>,
+    /// Calls in flight to each target, and those that wait for their turn.
+    gates: Gates,
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members at a call: the epoch, and since when. At most one entry per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
@@ -181,6 +191,8 @@ pub fn is_unreachable(e: &Error) -> bool {
         | ErrorKind::Name(_)
         | ErrorKind::NoSpace
         | ErrorKind::OverQuota
+        // The target lives; the call was tried until its deadline.
+        | ErrorKind::Busy { .. }
         | ErrorKind::Stale
         | ErrorKind::Damaged
         | ErrorKind::Unsupported => false,
@@ -191,6 +203,7 @@ impl Data {
     pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>, maps: Arc<MapsSeen>) -> Data {
         Data {
             waits: Waits::new(&env),
+            gates: Gates::new(&env),
             env,
             cluster,
             counters,
@@ -266,38 +279,111 @@ impl Data {
     }
 
     pub fn retry(&self, deadline: Instant) -> Retry {
-        Retry::new(&self.env.clock, RETRY, deadline)
+        Retry::jittered(&self.env, RETRY, deadline)
     }
     pub fn left(&self, deadline: Instant) -> Duration {
         deadline.since(self.env.clock.now())
     }
 
-    /// One call to one target, without a second try.
+    /// One call to one target, without a second try: it is sent when the target's window has a place for it,
+    /// and then may take `CALL_PATIENCE`. A busy target is asked again until the deadline: it has not begun
+    /// the call.
     pub async fn call<R: Request>(
         &self,
         target: TargetId,
         request: &R,
         payload: impl Into<Payload>,
-        patience: Duration,
+        deadline: Instant,
+        departure: Departure,
     ) -> Result<Answered<R::Reply>> {
         let payload = payload.into();
-        let sent = payload.len() as u64;
-        let answered = self.cluster.call_target(target, request, payload, patience).await?;
-        self.counters.wire_sent_bytes.fetch_add(sent, Relaxed);
-        self.counters.wire_received_bytes.fetch_add(answered.payload.len() as u64, Relaxed);
-        Ok(answered)
+        let mut ticket = None;
+        loop {
+            let (pass, waited) = self.gates.enter(target, &mut ticket, deadline, R::NAME).await?;
+            departure.sent(pass.sent, waited);
+            let patience = self.left(deadline).min(CALL_PATIENCE);
+            let answered = self.cluster.call_target(target, request, payload.clone(), patience).await;
+            match answered {
+                Ok(answered) => {
+                    pass.end(Ended::Answered);
+                    self.counters.wire_sent_bytes.fetch_add(payload.len() as u64, Relaxed);
+                    self.counters.wire_received_bytes.fetch_add(answered.payload.len() as u64, Relaxed);
+                    return Ok(answered);
+                }
+                Err(Error { kind: ErrorKind::Busy { wait_ms }, .. }) => {
+                    departure.returned();
+                    pass.refused(Duration::from_millis(wait_ms.into()), &mut ticket);
+                }
+                Err(e) => {
+                    let is_silent = matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline);
+                    pass.end(if is_silent { Ended::Failed } else { Ended::Answered });
+                    return Err(e);
+                }
+            }
+        }
     }
 
-    pub fn call_patience(&self, deadline: Instant) -> Duration {
-        self.left(deadline).min(CALL_PATIENCE)
-    }
-
-    /// Reports to the coordinator that a target did not answer; waits for its verdict.
+    /// Reports to the coordinator that a target did not answer; waits for its verdict, and until the call may
+    /// be tried again: at once under a newer epoch.
     pub async fn report(&self, place: Place, why: &Error) {
+        self.report_only(place, why).await;
+        let until = self.env.clock.now() + RETRY_HELD_MAX;
+        loop {
+            let map = self.cluster.map();
+            let is_regrouped = map.group(place.group).is_none_or(|now| now.epoch > place.epoch);
+            if is_regrouped || self.left(until).is_zero() {
+                return;
+            }
+            let Some(after) = self.gates.retry_after(place.target) else { return };
+            self.wait_newer(map.version, after.min(self.left(until))).await;
+        }
+    }
+    /// Reports to the coordinator that a target did not answer; waits for its verdict. For a caller that will
+    /// ask other members.
+    pub async fn report_only(&self, place: Place, why: &Error) {
         let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
         if let Err(e) = reported.await {
             tracing::debug!(target_id = %place.target, "not reported to the coordinator: {why}: {e}");
         }
+    }
+    /// Whether calls to the target wait for their turn.
+    pub fn is_crowded(&self, target: TargetId) -> bool {
+        self.gates.is_crowded(target)
+    }
+    /// Asks members of the stripe's group that have not answered whether they live. That takes neither their
+    /// disks nor a place in their queues.
+    pub async fn ask_silent_members(&self, s: &StripeRef) {
+        let Ok(view) = self.view(s) else { return };
+        let targets = (0..s.scheme().width()).map(|index| view.place(index).target);
+        let silent = targets.filter(|target| self.gates.silent_since(*target).is_some());
+        let asked = silent.map(|target| {
+            Box::pin(async move {
+                let stat = StatTarget { target };
+                if self.cluster.call_target(target, &stat, Payload::default(), CALL_PATIENCE).await.is_ok() {
+                    self.gates.note_alive(target);
+                }
+            }) as BoxFuture<'_, ()>
+        });
+        join_all(asked.collect()).await;
+    }
+    /// For how long, since `begun`, a member that a write to the stripe needs has not answered.
+    pub fn silent_for(&self, s: &StripeRef, begun: Instant) -> Duration {
+        let Ok(view) = self.view(s) else { return Duration::ZERO };
+        // Without those that are down the write proceeds, if enough are left.
+        let needs_all = view.group().current_count() < s.needed();
+        let since = |index: usize| match view.state(index) {
+            MemberState::Down => needs_all.then_some(begun),
+            _ => self.gates.silent_since(view.place(index).target),
+        };
+        let first = (0..s.scheme().width()).filter_map(since).min();
+        first.map_or(Duration::ZERO, |first| self.env.clock.now().since(first.max(begun)))
+    }
+    /// Whether more members of the group are lost than it can lose, and the wait for them is over.
+    pub fn is_lost_for_good(&self, s: &StripeRef) -> bool {
+        let Ok(view) = self.view(s) else { return false };
+        let group = view.group();
+        group.is_lost()
+            || group.current_count() < s.needed() && self.left(self.enough_until(&view, s)).is_zero()
     }
 
     /// A view with at least k current members, or as many as the volume's floor, or the error that names the
@@ -368,9 +454,8 @@ impl Data {
         let send = |index: usize,
                     place: Place,
                     missing: MissingMask,
-                    was: bool|
+                    Turn { was, departure }: Turn|
          -> BoxFuture<'_, Result<()>> {
-            let patience = self.call_patience(s.deadline);
             let mark = MarkMissing { place, cell: s.cell(index), version, missing };
             let Fragment { payload, block_crcs } = fragments[index].clone();
             let folded_seqs = folded_seqs.to_vec();
@@ -378,7 +463,7 @@ impl Data {
                 WriteFragment { place, cell: s.cell(index), version, mode, missing, folded_seqs, block_crcs };
             Box::pin(async move {
                 if again || was {
-                    match self.call(place.target, &mark, vec![], patience).await {
+                    match self.call(place.target, &mark, vec![], s.deadline, departure.clone()).await {
                         // The member was away, and its repair dropped the fragment: no other member had the
                         // version then, as after a failed write.
                         Err(e) if e.kind == ErrorKind::NotFound => {}
@@ -387,7 +472,7 @@ impl Data {
                 }
                 let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
                 let parts = Payload { parts: vec![payload], crc };
-                self.call(place.target, &request, parts, patience).await.map(|_| ())
+                self.call(place.target, &request, parts, s.deadline, departure).await.map(|_| ())
             })
         };
         let written = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
@@ -400,11 +485,13 @@ impl Data {
     /// Makes every live member have the version: one that lacks it rebuilds it from the others. Returns the
     /// epoch. `NotFound`: too few have it.
     pub async fn hold_stripe(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<Epoch> {
-        let send = |index: usize, place: Place, missing: MissingMask, _: bool| -> BoxFuture<'_, Result<()>> {
-            let request = HoldStripe { place, cell: s.cell(index), version, missing, token_epoch };
-            let patience = self.call_patience(s.deadline);
-            Box::pin(async move { self.call(place.target, &request, vec![], patience).await.map(|_| ()) })
-        };
+        let send =
+            |index: usize, place: Place, missing: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
+                let request = HoldStripe { place, cell: s.cell(index), version, missing, token_epoch };
+                Box::pin(async move {
+                    self.call(place.target, &request, vec![], s.deadline, turn.departure).await.map(|_| ())
+                })
+            };
         let held = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("commit {s}")))?;
         Ok(held.epoch)
     }
@@ -420,14 +507,13 @@ impl Data {
         held: Epoch,
         done: &mut Done,
     ) -> Result<bool> {
-        let send = |index: usize, place: Place, _: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
+        let send = |index: usize, place: Place, _: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
             let request = CommitStripe { place, cell: s.cell(index), version, token_epoch };
-            let patience = self.call_patience(s.deadline);
             Box::pin(async move {
-                match was {
-                    true => Ok(()),
-                    false => self.call(place.target, &request, vec![], patience).await.map(|_| ()),
+                if turn.was {
+                    return Ok(());
                 }
+                self.call(place.target, &request, vec![], s.deadline, turn.departure).await.map(|_| ())
             })
         };
         let committed = self.on_members_under(&s, Some(held), done, &send).await;
@@ -437,14 +523,13 @@ impl Data {
     /// Drops a prepared version where it still exists. Best effort: a later reader or repair decides the
     /// same.
     pub async fn drop_prepared(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
-        let send = |index: usize, place: Place, _: MissingMask, was: bool| -> BoxFuture<'_, Result<()>> {
+        let send = |index: usize, place: Place, _: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
             let request = DropPrepared { place, cell: s.cell(index), version, token_epoch };
-            let patience = self.call_patience(s.deadline);
             Box::pin(async move {
-                if was {
+                if turn.was {
                     return Ok(());
                 }
-                self.call(place.target, &request, vec![], patience).await.map(|_| ())
+                self.call(place.target, &request, vec![], s.deadline, turn.departure).await.map(|_| ())
             })
         };
         self.on_live_members(&s, send).await.map(|_| ())
@@ -463,6 +548,14 @@ impl Data {
             self.wait_newer(version, self.left(deadline).max(RETRY.first)).await;
         }
     }
+}
+
+/// One call of a round.
+pub struct Turn {
+    /// The member applied the change before, under an earlier epoch.
+    pub was: bool,
+    /// Records when it was sent.
+    pub departure: Departure,
 }
 
 /// The members that applied a change, and the epoch of each. By target: a place in the group may get another

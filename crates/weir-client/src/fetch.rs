@@ -3,7 +3,7 @@
 //! Invariants: every byte returned passed its checksum; decoding uses fragments of one version only; "nothing
 //! was written" is believed only if the members that know nothing are more than the number that may have lost
 //! their data (`hole.rs`). Knows nothing of file sizes, leases or caches.
-use crate::data::{Data, GroupView, StripeRef, is_unreachable, too_few};
+use crate::data::{Data, Departure, GroupView, StripeRef, is_unreachable, too_few};
 use crate::hole::{Answer, Verdict};
 use crate::join::{Join, join_all};
 use crate::member::Pacing;
@@ -135,7 +135,10 @@ impl Data {
     ) -> Result<(Direct, Option<Result<Decoded>>)> {
         let direct = self.read_direct(s, view, range);
         tokio::pin!(direct);
-        let hedge_after = latency::hedge_after(self.usual_max(Pacing::Read));
+        let hedge_after = latency::hedge_after(
+            self.usual_max(Pacing::Read),
+            self.is_crowded(view.place(range.index).target),
+        );
         let alone = s.layout.scheme.parity == 0;
         tokio::select! {
             biased;
@@ -178,7 +181,7 @@ impl Data {
             Err(e) if is_unreachable(&e) => {
                 // Slowness alone is not a reason for a report: it would cost the member its place.
                 if e.kind != ErrorKind::Deadline || alone {
-                    self.report(place, &e).await;
+                    self.report_only(place, &e).await;
                 }
                 Ok(Direct::Around(e))
             }
@@ -275,7 +278,7 @@ impl Data {
     async fn report_damaged(&self, s: &StripeRef, view: &GroupView, index: usize) {
         let place = view.place(index);
         let request = MarkMissing { place, cell: s.cell(index), version: Version(0), missing: 1 << index };
-        if let Err(e) = self.call(place.target, &request, vec![], self.call_patience(s.deadline)).await {
+        if let Err(e) = self.call(place.target, &request, vec![], s.deadline, Departure::unwatched()).await {
             tracing::debug!("damage in {1} was not reported to {0}: {e}", place.target, s.cell(index));
         }
     }
@@ -377,7 +380,7 @@ impl Data {
         if e.kind == ErrorKind::Damaged {
             self.report_damaged(s, view, at).await;
         } else if is_unreachable(e) {
-            self.report(view.place(at), e).await;
+            self.report_only(view.place(at), e).await;
         }
     }
 

@@ -43,7 +43,7 @@ impl Latency {
     }
 }
 
-/// When members that have not answered a write are suspected, from its start.
+/// When members that have not answered a write are suspected, from when it was sent to them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SuspectAfter {
     pub silent_after: Duration,
@@ -68,9 +68,11 @@ pub fn of_call(usual_max: Duration) -> Duration {
     (usual_max * 4).clamp(ALONE_MIN, SILENT_MAX)
 }
 
-/// When a read is also decoded from other members.
-pub fn hedge_after(usual_max: Duration) -> Duration {
-    (usual_max * 2).clamp(HEDGE_MIN, HEDGE_MAX)
+/// When a read is also decoded from other members. `crowded`: this client has more calls to the target than
+/// may be in flight, so it has asked for more than it gets in time, and k reads for each would make that
+/// worse.
+pub fn hedge_after(usual_max: Duration, crowded: bool) -> Duration {
+    if crowded { HEDGE_MAX } else { (usual_max * 2).clamp(HEDGE_MIN, HEDGE_MAX) }
 }
 
 #[cfg(test)]
@@ -109,14 +111,15 @@ mod tests {
             latency.note(ms(2));
         }
         assert!(latency.usual_max() < ms(3), "{latency:?}");
-        assert_eq!(hedge_after(latency.usual_max()), HEDGE_MIN);
+        assert_eq!(hedge_after(latency.usual_max(), false), HEDGE_MIN);
+        assert_eq!(hedge_after(latency.usual_max(), true), HEDGE_MAX);
         latency.note(ms(1000));
         assert!(latency.usual_max() > ms(300), "one slow answer: patience grows at once");
         for _ in 0..200 {
             latency.note(ms(100));
         }
         assert!((ms(100)..ms(120)).contains(&latency.usual_max()), "{latency:?}");
-        assert!(hedge_after(latency.usual_max()) >= ms(200));
+        assert!(hedge_after(latency.usual_max(), false) >= ms(200));
     }
 
     proptest! {
@@ -129,7 +132,7 @@ mod tests {
                 prop_assert!(took.len() >= 4 && (SILENT_MIN..=SILENT_MAX).contains(&d.silent_after));
                 prop_assert!(d.slow_after.is_none_or(|s| took.len() > 4 && s > d.silent_after && s <= SLOW_MAX));
             }
-            prop_assert!((HEDGE_MIN..=HEDGE_MAX).contains(&hedge_after(latency.usual_max())));
+            prop_assert!((HEDGE_MIN..=HEDGE_MAX).contains(&hedge_after(latency.usual_max(), false)));
             prop_assert!((ALONE_MIN..=SILENT_MAX).contains(&of_call(latency.usual_max())));
         }
     }

@@ -40,6 +40,7 @@ mod maps;
 mod member;
 mod names;
 mod new_names;
+mod patience;
 mod plan;
 mod prefetch;
 mod read;
@@ -60,6 +61,7 @@ mod unsaved;
 mod volumes;
 mod waits;
 mod watching;
+mod window;
 mod write;
 
 pub use api::{

@@ -3,10 +3,11 @@
 //! Suspicions go to the coordinator, which checks itself: a stopped process is out of its groups within a
 //! second, long before its silence or the call's own patience would show it. Knows nothing of stripes'
 //! contents.
-use crate::data::{Data, GroupView};
+use crate::data::{Data, Departures, GroupView};
 use crate::join::Join;
 use crate::latency::{self, Latency};
 use std::sync::PoisonError;
+use std::task::Poll;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::coord::Suspicion;
@@ -49,7 +50,8 @@ impl Data {
         self.call_while_up(place, is_down, request, payload, pacing, deadline).await
     }
 
-    /// A call that ends with `Unavailable` once its target `is_down` by a newer map.
+    /// A call that ends with `Unavailable` once its target `is_down` by a newer map. It is suspected from
+    /// when it was sent: a call that waits for its turn proves nothing about the target.
     pub async fn call_while_up<R: Request>(
         &self,
         place: Place,
@@ -59,21 +61,24 @@ impl Data {
         pacing: Pacing,
         deadline: Instant,
     ) -> Result<Answered<R::Reply>> {
-        let begun = self.env.clock.now();
-        let mut suspect_at = Some(begun + latency::of_call(self.usual_max(pacing)));
+        let (departures, late_after) = (Departures::new(), latency::of_call(self.usual_max(pacing)));
         let mut version = self.cluster.map().version;
-        let mut suspicions = Join::new();
-        let call = self.call(place.target, request, payload, self.call_patience(deadline));
+        let (mut suspicions, mut is_suspected) = (Join::new(), false);
+        let call = self.call(place.target, request, payload, deadline, departures.of(0));
         tokio::pin!(call);
+        // It is sent at once as a rule: then the timer below is set from the beginning.
+        let mut answered = std::future::poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await;
         loop {
+            if let Poll::Ready(answer) = answered {
+                if let (Ok(_), Some(sent)) = (&answer, departures.at(0)) {
+                    self.note_latency(pacing, self.env.clock.now().since(sent));
+                }
+                return answer;
+            }
+            let suspect_at = departures.at(0).map(|sent| sent + late_after).filter(|_| !is_suspected);
             tokio::select! {
                 biased;
-                answer = &mut call => {
-                    if answer.is_ok() {
-                        self.note_latency(pacing, self.env.clock.now().since(begun));
-                    }
-                    return answer;
-                }
+                answer = &mut call => answered = Poll::Ready(answer),
                 () = self.newer_map(version, deadline) => {
                     let map = self.cluster.map();
                     version = map.version;
@@ -82,8 +87,9 @@ impl Data {
                     }
                 }
                 Some(_) = suspicions.next(), if !suspicions.is_empty() => {}
+                () = departures.changed(), if !is_suspected => {}
                 () = self.env.clock.sleep_until(suspect_at.unwrap_or(deadline)), if suspect_at.is_some() => {
-                    suspect_at = None;
+                    is_suspected = true;
                     suspicions.push(0, self.suspect(place, Suspicion::Unreachable, R::NAME));
                 }
             }

@@ -2,6 +2,8 @@
 //!
 //! Invariant: leftovers of a failed send at some targets are noted as unresolved before the send ends, and
 //! are settled before the next send to the stripe.
+mod again;
+
 use crate::data::{Done, FULL_PATIENCE, Fragment, Overlay, StripeRef, encode};
 use crate::flush::is_much_unreported;
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
@@ -11,6 +13,7 @@ use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
+use std::time::Duration;
 use weir_proto::data::{SEAL_VERSIONS, WriteMode};
 use weir_proto::map::Layout;
 use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
@@ -40,6 +43,8 @@ pub struct Send {
     unresolved: Option<Unresolved>,
     token_epoch: u32,
     write_generation: u64,
+    /// How long a try waits for servers that do not answer.
+    patience: Duration,
 }
 
 /// A version that all live members have next to their base, as of an epoch of the group.
@@ -140,13 +145,24 @@ impl Inner {
         let token_epoch = st.lease.token_epoch();
         let (inode, object) = (inode.clone(), st.object(inode.ino));
         let unresolved = st.write.unresolved_of(stripe);
-        let send =
-            Send { inode, object, layout, stripe, parts, how, unresolved, token_epoch, write_generation };
+        let patience = self.config.patience;
+        let send = Send {
+            inode,
+            object,
+            layout,
+            stripe,
+            parts,
+            how,
+            unresolved,
+            token_epoch,
+            write_generation,
+            patience,
+        };
         Ok((id, send))
     }
 
     async fn run_send(self: Arc<Self>, mut send: Send) {
-        let result = self.send_until_not_fenced(&mut send).await;
+        let result = self.send_patiently(&mut send).await;
         self.env.tasks.crash_point(crash_points::SENT);
         let Send { inode, layout, stripe, parts, write_generation, .. } = send;
         {
@@ -175,8 +191,9 @@ impl Inner {
                     self.keep_sent(&inode, &st, layout, stripe, parts);
                 }
                 Err(e) => {
-                    tracing::error!("changed data is lost: {e}");
-                    st.fail(e);
+                    let lost = again::lost_part(&inode, layout, stripe, &parts);
+                    tracing::error!("changed data is lost: {lost}: {e}");
+                    st.fail(e.doing(lost));
                     if stripe == 0 && st.leaving.has_begun() {
                         self.keep_leaving(&inode, &mut st, layout);
                     }
@@ -272,10 +289,10 @@ impl Inner {
         };
         if !send.parts.is_empty() {
             // Without a permit: stripes of other groups proceed meanwhile.
-            self.data.writable_view(&floored(self.deadline())).await?;
+            self.data.writable_view(&floored(self.env.clock.now() + send.patience)).await?;
         }
         let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
-        let deadline = self.deadline();
+        let deadline = self.env.clock.now() + send.patience;
         self.mark(&send.inode).await?;
         send.inode.check_generation(send.write_generation)?;
         let s = floored(deadline);
@@ -408,6 +425,7 @@ impl Inner {
             unresolved,
             token_epoch,
             write_generation,
+            patience: self.config.patience,
         })))
     }
 

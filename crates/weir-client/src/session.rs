@@ -333,6 +333,12 @@ impl Session {
         Ok(())
     }
 
+    /// For how long, since `begun`, the leader has not answered, beyond the pauses in which it is not asked.
+    pub fn silent_for(&self, begun: Instant) -> Duration {
+        let contacted = Instant(self.contacted.load(Ordering::Relaxed));
+        self.env.clock.now().since(contacted.max(begun)).saturating_sub(self.keep_alive_period())
+    }
+
     fn note_contact(&self, begun: Instant, lease_ms: u32) {
         self.lease_ms.store(u64::from(lease_ms), Ordering::Relaxed);
         self.contacted.fetch_max(begun.0, Ordering::Relaxed);
@@ -347,7 +353,7 @@ impl Session {
     ) -> Result<R::Reply> {
         self.births_first::<R>(deadline).await?;
         let _asking = Asking::begin(&self.asking);
-        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
+        let mut retry = Retry::jittered(&self.env, RETRY, deadline);
         loop {
             let (e, under) = match self.ready(deadline).await {
                 Ok((connection, session)) => match self.send(&connection, &make(session), deadline).await {
@@ -445,13 +451,16 @@ impl Session {
         if e.kind == ErrorKind::Stale && self.session_is_gone(under, deadline).await {
             return Ok(());
         }
-        if e.kind != ErrorKind::Unavailable {
-            return Err(e);
-        }
+        let busy = match e.kind {
+            ErrorKind::Unavailable => Duration::ZERO,
+            ErrorKind::Busy { wait_ms } => Duration::from_millis(wait_ms.into()),
+            _ => return Err(e),
+        };
         if !retry.has_time() {
             return Err(Error::deadline(format!("the metadata leader did not answer in time: {e}")));
         }
-        retry.pause().await;
+        let pause = retry.next_pause().max(busy).min(self.left(deadline));
+        self.env.clock.sleep(pause).await;
         Ok(())
     }
 
@@ -522,7 +531,7 @@ impl Session {
     /// not hold by themselves: the connection may have outlived the session. At start, and after a time
     /// without a reply.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
-        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
+        let mut retry = Retry::jittered(&self.env, RETRY, deadline);
         loop {
             let e = match self.ready(deadline).await {
                 Ok((_, session)) if self.leases_hold() => return Ok(session),
@@ -561,6 +570,7 @@ pub fn named<R: Request>(e: Error) -> Error {
     match e.kind {
         ErrorKind::Stale
         | ErrorKind::Unavailable
+        | ErrorKind::Busy { .. }
         | ErrorKind::Deadline
         | ErrorKind::Damaged
         | ErrorKind::Io => e.doing(R::NAME),

@@ -559,6 +559,6 @@ async fn ask_for_coordinators(shared: Arc<Shared>) {
 }
 
 pub(crate) fn is_temporary(e: &Error) -> bool {
-    use weir_proto::ErrorKind::{Deadline, Stale, Unavailable};
-    matches!(e.kind, Unavailable | Deadline | Stale)
+    use weir_proto::ErrorKind::{Busy, Deadline, Stale, Unavailable};
+    matches!(e.kind, Unavailable | Busy { .. } | Deadline | Stale)
 }

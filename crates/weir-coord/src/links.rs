@@ -1,9 +1,10 @@
 //! Links to the nodes that serve targets: which of them are cut, and through which nodes calls go meanwhile.
 //!
-//! A link is cut when its node does not answer here, but answers another node that answers here. An
-//! overloaded machine is late on both ways. So no redundancy is given up for a broken link, and a node whose
-//! own network is broken harms only itself. A node that answers neither this one nor others is reported to
-//! the coordinator, which may still reach it.
+//! A link is cut when its node does not answer here, but quickly answers another node, which this node
+//! reaches by a new connection in the same time. An overloaded machine is late on both ways: no calls are
+//! relayed to it through others. So no redundancy is given up for a broken link, and a node whose own network
+//! is broken harms only itself. A node that answers neither this one nor others is reported to the
+//! coordinator, which may still reach it.
 //!
 //! Invariants: a call that was sent is not sent again here (its caller knows whether that is safe); it is
 //! forwarded once; one probe of a node at a time; a link that was cut is not used again before it has carried
@@ -28,6 +29,8 @@ const PROBE_AFTER: Duration = Duration::from_millis(250);
 const DIRECT_TIMES: u32 = 4;
 /// and this at least.
 const DIRECT_MIN: Duration = Duration::from_millis(300);
+/// A node that takes longer to answer another one is slow, not cut off from here.
+const AROUND_QUICK: Duration = Duration::from_millis(250);
 /// More than the largest packet that any network takes (jumbo frames: 9,000).
 const PROBE_BYTES: usize = 16 << 10;
 /// Deadline for reporting a cut to the coordinator.
@@ -53,7 +56,8 @@ impl Cluster {
                 Ok(via) => shared.call_through(&map, via, target, request, payload, patience).await,
                 Err(e) => Err(e),
             };
-            if answer.as_ref().is_err_and(is_temporary) {
+            // A busy target is as busy for any other node.
+            if answer.as_ref().is_err_and(|e| is_temporary(e) && !matches!(e.kind, ErrorKind::Busy { .. })) {
                 shared.go_another_way(&map, node.id, cut.via);
             }
             return answer;
@@ -213,16 +217,28 @@ impl Shared {
             }
         };
         let patience = (self.env.clock.now().since(begun) * DIRECT_TIMES).max(DIRECT_MIN);
-        // A process that has just started may have refused it a moment ago.
-        let last = match failed {
-            Some(_) => ping(&self.channel_of_its_own(node, Arc::new(NoService)), target, patience).await,
-            None => match self.env.clock.timeout(patience, direct).await {
-                Ok(answer) => answer,
-                Err(_) => Err(Error::deadline("it does not answer, but answers others")),
-            },
+        let last = async {
+            match failed {
+                // A process that has just started may have refused it a moment ago.
+                Some(_) => ping(&self.channel_of_its_own(node, Arc::new(NoService)), target, patience).await,
+                None => match self.env.clock.timeout(patience, direct).await {
+                    Ok(answer) => answer,
+                    Err(_) => Err(Error::deadline("it does not answer, but answers others")),
+                },
+            }
         };
+        let is_quick_here = async {
+            match via {
+                Around::Through(via) => self.connects_to(map, via, patience).await,
+                Around::Slow | Around::NotEither | Around::Alone => true,
+            }
+        };
+        let (last, is_quick_here) = tokio::join!(last, is_quick_here);
         match (last, via) {
             (Ok(()), _) => Seen::Answers,
+            // This machine is late itself, or so is the node: no other way is quicker.
+            (Err(_), Around::Slow) => Seen::Answers,
+            (Err(_), Around::Through(_)) if !is_quick_here => Seen::Answers,
             (Err(why), Around::Through(via)) => Seen::Cut { via, why },
             (Err(why), Around::NotEither) => Seen::Silent(why),
             (Err(_), Around::Alone) => Seen::Answers, // a node that reaches no other node proves nothing about the target
@@ -232,10 +248,11 @@ impl Shared {
     async fn answers_around(self: &Arc<Shared>, map: &ClusterMap, node: NodeId, target: TargetId) -> Around {
         let mut found = Around::Alone;
         for via in self.ways_around(map, node).into_iter().take(AROUND_MAX) {
-            let asked = StatTarget { target };
+            let (asked, begun) = (StatTarget { target }, self.env.clock.now());
             let answer = self.call_through(map, via, target, &asked, Payload::default(), AROUND_PATIENCE);
             if let Ok(Ok(_)) = self.env.clock.timeout(AROUND_PATIENCE, answer).await {
-                return Around::Through(via.id);
+                let is_quick = self.env.clock.now().since(begun) <= AROUND_QUICK;
+                return if is_quick { Around::Through(via.id) } else { Around::Slow };
             }
             if let Some(own) = own_target(map, via.id)
                 && ping(&self.channel_of_its_own(via.id, Arc::new(NoService)), own, DIRECT_MIN).await.is_ok()
@@ -244,6 +261,12 @@ impl Shared {
             }
         }
         found
+    }
+
+    /// Whether a new connection to that node carries packets within the time that another one had.
+    async fn connects_to(self: &Arc<Shared>, map: &ClusterMap, node: NodeId, patience: Duration) -> bool {
+        let Some(own) = own_target(map, node) else { return true };
+        ping(&self.channel_of_its_own(node, Arc::new(NoService)), own, patience).await.is_ok()
     }
 
     /// Reports a target that only the coordinator may still reach: its groups continue without it for a
@@ -281,8 +304,11 @@ enum Seen {
 }
 
 /// Whether a target answers another node.
+#[derive(Clone, Copy)]
 enum Around {
     Through(NodeId),
+    /// It does, but late.
+    Slow,
     NotEither,
     /// No other node answers here.
     Alone,

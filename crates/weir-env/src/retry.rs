@@ -1,5 +1,7 @@
 //! Retries: pauses that double up to a bound, until a deadline.
-use crate::{Clock, Instant};
+//!
+//! Callers that failed together must not return together: their pauses are jittered.
+use crate::{Clock, Env, Instant, Rng};
 use std::time::Duration;
 
 /// The first pause and the longest.
@@ -9,30 +11,48 @@ pub struct Backoff {
     pub max: Duration,
 }
 
+impl Backoff {
+    /// The pause after this number of earlier failures: doubling, less a random part of up to a half (`dice`
+    /// of 2^16).
+    pub fn pause(&self, failures: u32, dice: u64) -> Duration {
+        let full = self.first.saturating_mul(1 << failures.min(16)).min(self.max);
+        full - full.mul_f64((dice % (1 << 16)) as f64 / f64::from(1 << 17))
+    }
+}
+
 /// The attempts of one operation.
 pub struct Retry {
     clock: Clock,
+    /// None: the pauses are exact.
+    rng: Option<Rng>,
     backoff: Backoff,
-    pause: Duration,
+    failures: u32,
     deadline: Instant,
 }
 
 impl Retry {
+    /// With exact pauses: for a caller that is alone.
     pub fn new(clock: &Clock, backoff: Backoff, deadline: Instant) -> Retry {
-        Retry { clock: clock.clone(), backoff, pause: backoff.first, deadline }
+        Retry { clock: clock.clone(), rng: None, backoff, failures: 0, deadline }
+    }
+    /// With jittered pauses: for calls of many to one server.
+    pub fn jittered(env: &Env, backoff: Backoff, deadline: Instant) -> Retry {
+        Retry { rng: Some(env.rng.clone()), ..Retry::new(&env.clock, backoff, deadline) }
     }
     /// Whether there is time for a pause and another attempt.
     pub fn has_time(&self) -> bool {
-        self.deadline.since(self.clock.now()) > self.pause
+        self.deadline.since(self.clock.now()) > self.backoff.pause(self.failures, 0)
     }
     /// Progress was made: the next pause is the first one again.
     pub fn restart(&mut self) {
-        self.pause = self.backoff.first;
+        self.failures = 0;
     }
     /// The pause before the next attempt, for a caller that waits for another event meanwhile.
     pub fn next_pause(&mut self) -> Duration {
-        let doubled = (self.pause * 2).min(self.backoff.max);
-        std::mem::replace(&mut self.pause, doubled)
+        let dice = self.rng.as_ref().map_or(0, |rng| rng.below(1 << 16));
+        let pause = self.backoff.pause(self.failures, dice);
+        self.failures = self.failures.saturating_add(1);
+        pause
     }
     pub async fn pause(&mut self) {
         let pause = self.next_pause();
@@ -64,5 +84,26 @@ mod tests {
             assert!(retry.has_time() && retry.next_pause() == ms(10), "30 ms are left");
             assert_eq!(retry.next_pause(), ms(20));
         });
+    }
+
+    #[test]
+    fn jittered_pauses_differ_and_are_at_least_half_as_long() {
+        let world = World::new(1, SimConfig::default());
+        let env = world.node("a");
+        let backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_secs(1) };
+        let pauses: Vec<Vec<Duration>> = (0..8)
+            .map(|_| {
+                let mut retry = Retry::jittered(&env, backoff, env.clock.now());
+                (0..10).map(|_| retry.next_pause()).collect()
+            })
+            .collect();
+        for pauses in &pauses {
+            for (n, pause) in pauses.iter().enumerate() {
+                let full = backoff.pause(n as u32, 0);
+                assert!(*pause <= full && *pause >= full / 2, "pause {n}: {pause:?} of {full:?}");
+            }
+        }
+        assert!(pauses.windows(2).all(|two| two[0][9] != two[1][9]), "{pauses:?}");
+        assert_eq!(backoff.pause(1000, 0), backoff.max);
     }
 }

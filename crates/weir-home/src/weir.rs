@@ -75,9 +75,11 @@ pub fn map_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
         ErrorKind::NoSpace | ErrorKind::OverQuota => (Full, "free space at home, or raise the quota there"),
         ErrorKind::Denied | ErrorKind::Name(NameRule::NotOwner) => (Denied, "the mover must be root at home"),
         ErrorKind::NotFound | ErrorKind::Exists => strange,
-        ErrorKind::Stale | ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::Io => {
-            (Unreachable, "it is tried again; check the cluster of home if it stays so")
-        }
+        ErrorKind::Stale
+        | ErrorKind::Unavailable
+        | ErrorKind::Busy { .. }
+        | ErrorKind::Deadline
+        | ErrorKind::Io => (Unreachable, "it is tried again; check the cluster of home if it stays so"),
         ErrorKind::Damaged => (Broken, "home has lost it: check the targets of the cluster of home"),
         ErrorKind::Invalid | ErrorKind::Unsupported => never,
         ErrorKind::Name(rule) => match rule {

@@ -51,6 +51,10 @@ pub enum ErrorKind {
     Stale,
     /// The peer cannot be reached or is not ready: try again until the deadline, elsewhere if possible.
     Unavailable,
+    /// The peer lives, has more work than it can do in time, and has not begun the request. Pause that long,
+    /// then ask the same peer again: nothing is wrong with it. Travels as `Unavailable`, with the pause in
+    /// the header of its frame, for peers that do not know it.
+    Busy { wait_ms: u32 },
     /// The deadline passed.
     Deadline,
     /// Bytes are lost or fail their checksum beyond what redundancy can repair.
@@ -99,6 +103,7 @@ impl ErrorKind {
     /// Wire number, never 0.
     pub fn number(self) -> u8 {
         match self {
+            ErrorKind::Busy { .. } => ErrorKind::Unavailable.number(),
             ErrorKind::Name(rule) => {
                 NAME_RULE_BASE + NAME_RULES.iter().position(|r| *r == rule).expect("listed") as u8
             }
@@ -122,7 +127,7 @@ impl ErrorKind {
             ErrorKind::NoSpace => 28,
             ErrorKind::Stale => 116,
             ErrorKind::Unavailable => 5,
-            ErrorKind::Deadline => 110,
+            ErrorKind::Deadline | ErrorKind::Busy { .. } => 110,
             ErrorKind::Damaged => 5,
             ErrorKind::Unsupported => 95,
             ErrorKind::Io => 5,
@@ -153,7 +158,7 @@ impl ErrorKind {
             ErrorKind::Denied => 403,
             ErrorKind::NoSpace | ErrorKind::OverQuota => 507,
             ErrorKind::Stale => 409,
-            ErrorKind::Unavailable => 503,
+            ErrorKind::Unavailable | ErrorKind::Busy { .. } => 503,
             ErrorKind::Deadline => 504,
             ErrorKind::Damaged | ErrorKind::Io => 500,
             ErrorKind::Unsupported => 501,
@@ -170,7 +175,7 @@ impl ErrorKind {
             ErrorKind::Denied => 5,
             ErrorKind::NoSpace => 6,
             ErrorKind::Stale => 7,
-            ErrorKind::Unavailable => 8,
+            ErrorKind::Unavailable | ErrorKind::Busy { .. } => 8,
             ErrorKind::Deadline => 9,
             ErrorKind::Damaged => 10,
             ErrorKind::Unsupported => 11,
@@ -191,6 +196,11 @@ impl Error {
     constructors!(not_found => NotFound, exists => Exists, invalid => Invalid, denied => Denied,
         no_space => NoSpace, stale => Stale, unavailable => Unavailable, deadline => Deadline,
         damaged => Damaged, unsupported => Unsupported, io => Io, over_quota => OverQuota);
+    /// The work cannot be begun in time; the caller should pause that long.
+    pub fn busy(wait: std::time::Duration, context: impl Into<String>) -> Error {
+        let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX).max(1);
+        Error { kind: ErrorKind::Busy { wait_ms }, context: context.into() }
+    }
     pub fn name(rule: NameRule, context: impl Into<String>) -> Error {
         Error { kind: ErrorKind::Name(rule), context: context.into() }
     }
@@ -250,6 +260,12 @@ mod tests {
         for kind in KINDS.into_iter().chain(NAME_RULES.map(ErrorKind::Name)) {
             assert_eq!(ErrorKind::from_number(kind.number()), Some(kind));
         }
+        let busy = ErrorKind::Busy { wait_ms: 20 };
+        assert_eq!(
+            ErrorKind::from_number(busy.number()),
+            Some(ErrorKind::Unavailable),
+            "older peers know no other"
+        );
         assert_eq!(ErrorKind::from_number(0), None);
         assert_eq!(ErrorKind::from_number(255), None);
     }

@@ -7,7 +7,7 @@
 use crate::checksum::{crc32c, crc32c_append};
 use crate::data::PAYLOAD_MAX;
 use crate::version::VERSION_MAX;
-use crate::{ClusterId, Error, Reader, Result, Wire, map::Role, message};
+use crate::{ClusterId, Error, ErrorKind, Reader, Result, Wire, map::Role, message};
 
 /// "WEIR" as bytes.
 pub const MAGIC: [u8; 4] = *b"WEIR";
@@ -85,7 +85,8 @@ pub struct Header {
     pub payload_crc: u32,
     /// Chosen by the caller, never reused on the same connection; the reply carries it.
     pub call: u64,
-    /// How long the caller still waits, in milliseconds; only on a `Request`.
+    /// On a `Request`: how long the caller still waits, in milliseconds. On an `ErrorResponse`: how long it
+    /// should pause ([`ErrorKind::Busy`]), 0 for other errors.
     pub patience_ms: u32,
 }
 
@@ -101,6 +102,24 @@ impl Header {
             payload_crc: 0,
             call,
             patience_ms: 0,
+        }
+    }
+
+    /// The header of an `ErrorResponse` with this error.
+    pub fn of_error(call: u64, error: &Error) -> Header {
+        let patience_ms = match error.kind {
+            ErrorKind::Busy { wait_ms } => wait_ms,
+            _ => 0,
+        };
+        Header { patience_ms, ..Header::new(FrameKind::ErrorResponse, call) }
+    }
+    /// The error of an `ErrorResponse` whose body has `error`.
+    pub fn error(&self, error: Error) -> Error {
+        match (error.kind, self.patience_ms) {
+            (ErrorKind::Unavailable, 1..) => {
+                Error { kind: ErrorKind::Busy { wait_ms: self.patience_ms }, ..error }
+            }
+            _ => error,
         }
     }
 
@@ -282,6 +301,42 @@ mod tests {
         );
         assert_eq!(Header::decode(&bytes).unwrap(), request());
         verify(&bytes, b"abc").unwrap();
+    }
+
+    /// An older peer reads `Unavailable`, and no pause in the header.
+    #[test]
+    fn golden_frame_of_a_busy_peer() {
+        let busy = Error { kind: ErrorKind::Busy { wait_ms: 500 }, context: "later".into() };
+        let body = busy.to_bytes();
+        assert_eq!(Error::from_bytes(&body).unwrap(), Error::unavailable("later"));
+        let header = Header { body_len: body.len() as u32, ..Header::of_error(7, &busy) };
+        let bytes = header.encode(&body);
+        let hex: String = bytes.iter().chain(&body).map(|b| format!("{b:02x}")).collect();
+        assert_eq!(
+            hex,
+            concat!(
+                "57454952",
+                "0100",
+                "05",
+                "00",
+                "0000",
+                "0000",
+                "0a000000",
+                "00000000",
+                "00000000",
+                "0700000000000000",
+                "f4010000",
+                "000000000000000000000000000000000000000000000000",
+                "dbd7bf9b",
+                "07",
+                "05000000",
+                "6c61746572"
+            )
+        );
+        let received = Header::decode(&bytes).unwrap();
+        assert_eq!(received.error(Error::from_bytes(&body).unwrap()), busy);
+        assert_eq!(received.error(Error::stale("later")), Error::stale("later"), "only of one kind");
+        assert_eq!(Header::of_error(7, &Error::unavailable("away")).patience_ms, 0);
     }
 
     #[test]

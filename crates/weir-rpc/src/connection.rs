@@ -24,13 +24,15 @@ use weir_trust::certificate::Certificate;
 mod calls;
 mod serve;
 
-pub use serve::{Defer, Responder};
+pub use serve::{Defer, Demand, Responder};
 
 /// Unanswered calls of one connection in one direction; further ones wait.
 pub const CALLS_MAX: usize = 1024;
-/// Requests of one connection that are being served. More than a well-behaved peer has in flight, even if it
-/// gave up on many.
-const SERVED_MAX: usize = 4 * CALLS_MAX;
+/// Requests of one connection that are being served; further ones are refused as `Busy`. More than a peer has
+/// in flight, even if it gave up on many.
+pub const SERVED_MAX: usize = 4 * CALLS_MAX;
+/// The pause of a peer that reached `SERVED_MAX`: enough for a few hundred of them to end on a busy machine.
+const SERVED_PAUSE: Duration = Duration::from_millis(100);
 /// Payload bytes of unanswered calls of one connection: one bandwidth-delay product of 100 Gb/s × 5 ms.
 const INFLIGHT_BYTES_MAX: usize = 64 << 20;
 /// In-flight bytes are counted in units of this.
@@ -348,6 +350,7 @@ impl Inner {
 
     fn send_error(&self, header: Header, error: &Error) {
         let error = wire_error(error);
+        let header = Header { kind: header.kind, ..Header::of_error(header.call, &error) };
         let pushed = self.outgoing.push(header, &|w| error.encode(w), Payload::default());
         pushed.expect("the words of an error were cut to fit");
     }

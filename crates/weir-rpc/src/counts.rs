@@ -13,6 +13,8 @@ pub struct Counts {
     served: Arc<Family>,
     called: Arc<Family>,
     pub refused: Counter,
+    /// Requests that were not begun: their callers no longer waited.
+    pub dropped: Counter,
     /// Requests that are being served.
     pub serving: Gauge,
     received: Counter,
@@ -29,6 +31,7 @@ impl Counts {
             served: family("weir_rpc_seconds"),
             called: family("weir_call_seconds"),
             refused: watch.counter("weir_rpc_refused_total", ("", "")),
+            dropped: watch.counter("weir_rpc_dropped_total", ("", "")),
             serving: watch.gauge("weir_rpc_inflight", ("", "")),
             received: bytes("received"),
             sent: bytes("sent"),

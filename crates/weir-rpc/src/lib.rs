@@ -26,7 +26,9 @@ mod server;
 mod trust;
 
 pub use channel::{Channel, LookUp, Whereabouts};
-pub use connection::{Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, PING_AFTER, Responder};
+pub use connection::{
+    Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, Demand, PING_AFTER, Responder, SERVED_MAX,
+};
 pub use hello::{HELLO_PATIENCE, Identity, Proved, connect};
 pub use server::{Server, serve};
 pub use trust::{Policy, TRUSTED_NETWORKS, Trust};
@@ -55,6 +57,8 @@ pub struct Call {
     pub payload: Bytes,
     /// When to answer with the reason of the delay: a moment before the caller's patience ends.
     pub deadline: Instant,
+    /// Whether the caller still waits.
+    pub demand: Demand,
     /// The connection it came on, for calls back.
     pub connection: Connection,
 }

@@ -12,7 +12,7 @@ use weir_proto::sender::Sender;
 use weir_proto::version::Program;
 use weir_proto::{ClusterId, ErrorKind};
 use weir_rpc::{
-    CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Policy, Whereabouts, connect, serve,
+    CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Policy, SERVED_MAX, Whereabouts, connect, serve,
 };
 
 async fn an_answer_comes_back(env: &Env, addr: &Addr) {
@@ -107,6 +107,38 @@ async fn dropped_calls_free_their_places(env: &Env, addr: &Addr) {
         assert!(all_ended.recv().await.is_none());
     }
     client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+}
+
+async fn work_is_not_begun_when_nobody_waits_for_it(env: &Env, addr: &Addr) {
+    let (_server, bench, addr) = server(env, addr).await;
+    let client = client(env, &addr).await;
+    let ended = |n: usize| bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst) == n;
+    let serving = || env.watch.gauge("weir_rpc_inflight", ("", "")).get() > 0;
+    let wanted = async {
+        until(env, "it is being served", serving).await;
+        bench.release.add_permits(1);
+    };
+    let (answer, ()) = tokio::join!(client.call(&WhileWanted {}, vec![], PATIENCE), wanted);
+    assert_eq!(answer.unwrap().0.words, "wanted");
+    // A Cancel, long before the deadline.
+    let call = client.call(&WhileWanted {}, vec![], PATIENCE);
+    assert!(env.clock.timeout(Duration::from_millis(50), call).await.is_err());
+    client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap(); // it came after the Cancel
+    bench.release.add_permits(1);
+    until(env, "the second ends", || ended(2)).await;
+    assert!(bench.dropped.lock().unwrap()[0].contains("its caller has given up"));
+    // A connection that ended.
+    let lost = client.call(&WhileWanted {}, vec![], PATIENCE);
+    let end = async {
+        until(env, "it is being served", serving).await;
+        client.close("the test ends it");
+    };
+    let (lost, ()) = tokio::join!(lost, end);
+    assert_eq!(lost.unwrap_err().kind, ErrorKind::Unavailable);
+    until(env, "the server knows", || !bench.gone.lock().unwrap().is_empty()).await;
+    bench.release.add_permits(1);
+    until(env, "the third ends", || ended(3)).await;
+    assert!(bench.dropped.lock().unwrap()[1].contains("its connection is gone"));
 }
 
 async fn either_end_may_call(env: &Env, addr: &Addr) {
@@ -345,6 +377,61 @@ fn why_it_is_late_is_reported_in_time() {
     });
 }
 
+/// Not that it is unavailable: its callers would take it for dead.
+#[test]
+fn a_server_with_too_many_requests_of_a_connection_is_busy() {
+    let world = weir_env::sim::World::new(9, Default::default());
+    world.run(async {
+        let env = world.node("one");
+        let (_server, bench, addr) = server(&env, &"tcp:10.0.0.1:7000".parse().unwrap()).await;
+        let client = client(&env, &addr).await;
+        for _ in 0..SERVED_MAX / CALLS_MAX {
+            let calls = (0..CALLS_MAX).map(|_| {
+                let (client, clock) = (client.clone(), env.clock.clone());
+                let call = async move {
+                    let call = client.call(&Wait {}, vec![], PATIENCE);
+                    assert!(clock.timeout(Duration::from_millis(20), call).await.is_err());
+                };
+                Box::pin(call) as weir_env::BoxFuture<'_, ()>
+            });
+            for call in calls.map(|call| env.tasks.spawn("impatient caller", call)).collect::<Vec<_>>() {
+                drop(call);
+            }
+            env.clock.sleep(Duration::from_millis(100)).await;
+        }
+        let e = client.call(&Wait {}, vec![], PATIENCE).await.unwrap_err();
+        assert!(matches!(e.kind, ErrorKind::Busy { wait_ms: 1.. }), "{e:?}");
+        client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap();
+        bench.release.add_permits(2);
+        client.call(&Wait {}, vec![], PATIENCE).await.unwrap_err(); // the first two end meanwhile
+        until(&env, "two ended", || bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst) == 2).await;
+        bench.release.add_permits(SERVED_MAX);
+        client.call(&Wait {}, vec![], PATIENCE).await.unwrap();
+    });
+}
+
+/// In the simulator, where nothing is sent to a caller that has gone.
+#[test]
+fn work_whose_deadline_has_passed_is_not_begun() {
+    let world = weir_env::sim::World::new(10, Default::default());
+    world.run(async {
+        let (near, far) = (world.node("near"), world.node("far"));
+        let (_server, bench, addr) = server(&far, &"tcp:10.0.0.1:7000".parse().unwrap()).await;
+        let client = client(&near, &addr).await;
+        // The Cancel does not arrive, either.
+        let call = client.call(&WhileWanted {}, vec![], Duration::from_millis(500));
+        let cut = async {
+            near.clock.sleep(Duration::from_millis(100)).await;
+            world.partition("near", "far");
+        };
+        let (e, ()) = tokio::join!(call, cut);
+        assert_eq!(e.unwrap_err().kind, ErrorKind::Deadline);
+        bench.release.add_permits(1);
+        until(&near, "it ends", || bench.waits_ended.load(std::sync::atomic::Ordering::SeqCst) == 1).await;
+        assert!(bench.dropped.lock().unwrap()[0].contains("its deadline has passed"));
+    });
+}
+
 /// In the simulator, where nodes are moved at will.
 #[test]
 fn a_channel_follows_its_node_and_accepts_no_other() {
@@ -445,6 +532,7 @@ contract!(
     errors_arrive_unchanged,
     a_call_ends_by_its_deadline,
     dropped_calls_free_their_places,
+    work_is_not_begun_when_nobody_waits_for_it,
     either_end_may_call,
     the_end_fails_all_calls_at_once,
     dropping_the_last_handle_closes,

@@ -12,6 +12,7 @@ mod channels;
 mod compare;
 mod comparing;
 pub mod crash_points;
+mod door;
 pub mod entries;
 mod fences;
 mod forgetting;

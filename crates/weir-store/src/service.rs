@@ -2,12 +2,14 @@
 //!
 //! A request is checked against the cluster map (group, epoch, place) before it reaches the store; with an
 //! epoch above the map's it waits for the newer map. Short work that touches no slab runs in place; the rest
-//! runs where blocking is allowed. An overlay is acknowledged when it is durable at every live member of the
-//! group's epoch that keeps this cell's log.
+//! runs where blocking is allowed. A client's request that cannot be done in time is refused at the target's
+//! door; one whose caller no longer waits is not begun. An overlay is acknowledged when it is durable at
+//! every live member of the group's epoch that keeps this cell's log.
 use crate::alloc::Geometry;
 use crate::cells::{Appended, Numbering, Scope};
 use crate::compare::Comparer;
 use crate::crash_points;
+use crate::door::Door;
 use crate::forgetting::Forgetting;
 use crate::format;
 use crate::pace::Pace;
@@ -30,7 +32,7 @@ use weir_proto::methods;
 use weir_proto::{
     CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, Wire,
 };
-use weir_rpc::{Answered, Call, Handled, Payload, Reply, Service};
+use weir_rpc::{Answered, Call, Demand, Handled, Payload, Reply, Service};
 use weir_watch::{Counter, Object, Reason};
 
 /// How long a request with a newer epoch waits for the map that explains it.
@@ -43,10 +45,17 @@ const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 pub const RECENT_MAX: usize = 65_536;
 /// Stripes of a target repaired in parallel: each needs up to k + 1 fragments in memory.
 pub(crate) const STRIPES_AT_ONCE: usize = 4;
+/// Calls that this node forwards at a time for nodes that cannot reach their target: a quarter of the calls
+/// of a connection, so that they never use up a link.
+const PASSED_ON_MAX: usize = 256;
+/// The pause of a node whose call is not forwarded for that reason.
+const PASSED_ON_PAUSE: Duration = Duration::from_millis(100);
 /// Cells waiting to be verified because they are suspected of damage.
 const SUSPECTS_MAX: usize = 4096;
 
+mod admission;
 mod agree;
+mod disk;
 mod overlays;
 mod reads;
 mod tail;
@@ -68,12 +77,16 @@ pub struct StorageNode {
     pub(crate) env: Env,
     pub(crate) targets: BTreeMap<TargetId, Arc<Target>>,
     pub(crate) peers: Arc<dyn Peers>,
+    /// Permits for calls that are forwarded.
+    passing_on: Arc<Semaphore>,
     /// For futures and tasks that keep a reference to this node.
     this: std::sync::Weak<StorageNode>,
 }
 
 pub(crate) struct Target {
     pub store: Arc<Store>,
+    /// Requests of clients in progress.
+    door: Arc<Door>,
     /// An overlay was logged: mirrors that wait for a number check again.
     progress: Notify,
     pub recent: Mutex<Recent>,
@@ -182,6 +195,7 @@ impl StorageNode {
                 .await?;
             let target = Target {
                 store: Arc::new(store),
+                door: Arc::default(),
                 progress: Notify::new(),
                 recent: Mutex::new(Recent { incomplete: true, ..Recent::default() }),
                 suspects: Mutex::default(),
@@ -201,7 +215,15 @@ impl StorageNode {
             };
             opened.insert(id, Arc::new(target));
         }
-        Ok(Arc::new_cyclic(|this| StorageNode { env, targets: opened, peers, this: this.clone() }))
+        let passing_on = Arc::new(Semaphore::new(PASSED_ON_MAX));
+        let node = |this: &std::sync::Weak<StorageNode>| StorageNode {
+            env,
+            targets: opened,
+            peers,
+            passing_on,
+            this: this.clone(),
+        };
+        Ok(Arc::new_cyclic(node))
     }
 
     /// For heartbeats.
@@ -219,10 +241,17 @@ impl StorageNode {
         self.targets.get(&target).map(|t| t.store.dir())
     }
 
-    /// A request from anywhere, also from this node itself.
+    /// A request of this node itself.
     pub fn dispatch(&self, method: u16, body: &[u8], payload: Bytes, deadline: Instant) -> Handled {
+        self.dispatch_for(method, body, payload, Demand::until(deadline))
+    }
+    /// A request from anywhere. `demand`: whether its caller still waits.
+    fn dispatch_for(&self, method: u16, body: &[u8], payload: Bytes, demand: Demand) -> Handled {
+        let deadline = demand.deadline();
         let handled = match method {
-            WriteFragment::METHOD => WriteFragment::from_bytes(body).map(|r| self.write_fragment(r, payload)),
+            WriteFragment::METHOD => {
+                WriteFragment::from_bytes(body).map(|r| self.write_fragment(r, payload, demand))
+            }
             HoldStripe::METHOD => HoldStripe::from_bytes(body).map(|r| self.hold_stripe(r)),
             CommitStripe::METHOD => CommitStripe::from_bytes(body).map(|r| self.commit_stripe(r)),
             DropPrepared::METHOD => DropPrepared::from_bytes(body).map(|r| self.drop_prepared(r)),
@@ -246,8 +275,8 @@ impl StorageNode {
                 let written = self.mirror_overlay(r, payload);
                 target.map_or_else(|e| Handled::Now(Err(e)), |target| self.felt(target, written))
             }),
-            ReadCell::METHOD => ReadCell::from_bytes(body).map(|r| self.read_cell(r)),
-            ReadOverlays::METHOD => ReadOverlays::from_bytes(body).map(|r| self.read_overlays(r)),
+            ReadCell::METHOD => ReadCell::from_bytes(body).map(|r| self.read_cell(r, demand)),
+            ReadOverlays::METHOD => ReadOverlays::from_bytes(body).map(|r| self.read_overlays(r, demand)),
             StatCell::METHOD => StatCell::from_bytes(body).map(|r| self.stat_cell(r)),
             MarkMissing::METHOD => MarkMissing::from_bytes(body).map(|r| self.mark_missing(r)),
             DropFile::METHOD => DropFile::from_bytes(body).map(|r| self.drop_file(r)),
@@ -280,7 +309,7 @@ impl StorageNode {
         R::Reply: Send,
     {
         if !self.targets.contains_key(&target) {
-            return request.send(&*self.peers, target, payload, PEER_PATIENCE);
+            return admission::ask_until_begun(&self.env, self.peers.clone(), target, request, payload);
         }
         let payload = match payload.len() {
             0 => Bytes::new(),
@@ -367,37 +396,6 @@ impl StorageNode {
         found.ok_or_else(|| Error::unavailable(format!("this node does not serve target {id}")))
     }
 
-    /// A request that blocks: admitted, run where blocking is allowed, answered when its commit is durable.
-    pub(crate) fn blocking<T: Wire + Send + 'static>(
-        &self,
-        place: Place,
-        work: impl FnOnce(&Store, &Acting) -> Result<(CommitSeq, T, Vec<Bytes>)> + Send + 'static,
-    ) -> Handled {
-        let node = self.shared();
-        Handled::Later(Box::pin(async move {
-            let acting = node.acting(place).await?;
-            let store = acting.target.store.clone();
-            let (seq, body, payload) =
-                node.on_disk(&store, move || work(&acting.target.store, &acting)).await?;
-            store.durable_here(seq).await?; // on the disk's thread, which brought the result
-            Ok(Reply::with_payload(&body, payload))
-        }))
-    }
-    /// Work that waits for the target's disk; the target reports it if it hangs. At most one part of a
-    /// stripe, nothing that takes long by itself.
-    async fn on_disk<T: Send + 'static>(
-        &self,
-        store: &Store,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> T {
-        let under_way = store.begin_disk();
-        let to_its_end = move || {
-            let done = work();
-            under_way.end();
-            done
-        };
-        self.env.tasks.blocking(to_its_end).await
-    }
     /// A short change of the index: made in place, answered when durable.
     fn change(
         &self,
@@ -514,9 +512,14 @@ impl StorageNode {
         }))
     }
     fn pass_on(&self, r: PassOn, payload: Bytes, deadline: Instant) -> Handled {
+        let Ok(passing) = self.passing_on.clone().try_acquire_owned() else {
+            let busy = format!("this node forwards {PASSED_ON_MAX} calls already");
+            return Handled::Now(Err(Error::busy(PASSED_ON_PAUSE, busy)));
+        };
         let patience = deadline.since(self.env.clock.now());
         let passed = self.peers.pass_on(r, payload, patience);
         Handled::Later(Box::pin(async move {
+            let _passing = passing;
             let Answered { reply, payload, payload_crc } = passed.await?;
             Ok(Reply::with_payload(&PassedOn { body: reply }, Payload::with_crc(vec![payload], payload_crc)))
         }))
@@ -546,7 +549,17 @@ impl Service for StorageNode {
         {
             return Handled::Now(Err(e));
         }
-        self.dispatch(call.method, &call.body, call.payload, call.deadline)
+        let guest = match self.enter(&call) {
+            Ok(guest) => guest,
+            Err(busy) => return Handled::Now(Err(busy)),
+        };
+        match (guest, self.dispatch_for(call.method, &call.body, call.payload, call.demand)) {
+            (Some(guest), Handled::Later(reply)) => Handled::Later(Box::pin(async move {
+                let _inside = guest;
+                reply.await
+            })),
+            (_, handled) => handled,
+        }
     }
 }
 

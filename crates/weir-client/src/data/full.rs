@@ -1,5 +1,5 @@
 //! Members that are full: a report to the coordinator, so that their place moves to a target with room.
-use super::{Data, GroupView, StripeRef};
+use super::{Data, Departure, GroupView, StripeRef};
 use crate::join::join_all;
 use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
@@ -61,7 +61,9 @@ impl Data {
     }
     async fn is_full(&self, view: &GroupView, index: usize, len: u32) -> Option<usize> {
         let target = view.place(index).target;
-        let answer = self.call(target, &HasSpace { target, len }, vec![], ASK_PATIENCE).await;
+        let deadline = self.env.clock.now() + ASK_PATIENCE;
+        let answer =
+            self.call(target, &HasSpace { target, len }, vec![], deadline, Departure::unwatched()).await;
         // An older program does not know the question.
         answer.ok().filter(|answered| !answered.reply.has_space).map(|_| index)
     }

@@ -258,3 +258,22 @@ fn a_target_that_only_the_coordinator_reaches_is_done_without() {
         });
     }
 }
+
+/// It answers others late, too: it has more to do than it can, and relays would add to that.
+#[test]
+fn calls_to_a_slow_node_are_not_relayed() {
+    Lab::new(130).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let (h, mut expected) = three_stripes(&a).await;
+        // All storage nodes are connected.
+        overwrite(&lab, &a, h, 2, &mut expected).await;
+        for n in [0, 1, 2, 4, 5] {
+            lab.world().slow_link("s3", &format!("s{n}"), Duration::from_millis(280));
+        }
+        lab.world().slow_link("s3", "a", Duration::from_secs(2));
+        overwrite(&lab, &a, h, 3, &mut expected).await;
+        assert_eq!(cut_links(&lab).await, []);
+        lab.world().slow_link("s3", "a", Duration::ZERO);
+        assert_eq!(read(&a, h, 0, expected.len()).await, expected);
+    });
+}

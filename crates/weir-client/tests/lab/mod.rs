@@ -73,14 +73,27 @@ struct Gate {
     behind: OnceLock<Arc<dyn Service>>,
     /// Methods that are newer than its program.
     unknown: Arc<Mutex<Vec<u16>>>,
+    name: String,
+    refusals: Arc<Mutex<BTreeMap<String, Refusal>>>,
 }
+
+/// A node's answer instead of its service's. `None`: the service answers.
+pub type Refusal = Arc<dyn Fn(&Call) -> Option<Handled> + Send + Sync>;
+
 impl Gate {
+    fn refuses(&self, call: &Call) -> Option<Handled> {
+        let refusal = self.refusals.lock().unwrap().get(&self.name).cloned();
+        refusal.and_then(|refusal| refusal(call))
+    }
     fn knows(&self, call: &Call) -> bool {
         !self.unknown.lock().unwrap().contains(&call.method)
     }
 }
 impl Service for Gate {
     fn handle(&self, call: Call) -> Handled {
+        if let Some(answer) = self.refuses(&call) {
+            return answer;
+        }
         match self.behind.get() {
             Some(_) if !self.knows(&call) => Handled::Now(Err(call.unknown())),
             Some(service) => service.handle(call),
@@ -88,6 +101,9 @@ impl Service for Gate {
         }
     }
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        if let Some(answer) = self.refuses(&call) {
+            return Some(answer);
+        }
         match self.behind.get() {
             Some(service) if self.knows(&call) => service.handle_or_defer(call, defer),
             Some(_) => Some(self.handle(call)),
@@ -157,6 +173,8 @@ struct Inner {
     home_has: Arc<Mutex<BTreeMap<InodeId, u64>>>,
     /// Methods that the metadata leader does not know.
     unknown: Arc<Mutex<Vec<u16>>>,
+    /// By name of the storage node.
+    refusals: Arc<Mutex<BTreeMap<String, Refusal>>>,
     /// Where nodes are that have moved.
     moved: Mutex<BTreeMap<String, Vec<Addr>>>,
 }
@@ -180,6 +198,7 @@ impl Lab {
             namespace: Mutex::new((NamespaceUuid([1; 16]), None)),
             home_has: Arc::default(),
             unknown: Arc::default(),
+            refusals: Arc::default(),
             moved: Mutex::default(),
         }))
     }
@@ -259,7 +278,8 @@ impl Lab {
         let name = format!("s{n}");
         let env = self.world().node(&name);
         let cluster = Cluster::observe(&env, self.observer(&name, Role::Storage), PATIENCE).await.unwrap();
-        let gate = Arc::new(Gate::default());
+        let (named, refusals) = (name.clone(), self.0.refusals.clone());
+        let gate = Arc::new(Gate { name: named, refusals, ..Gate::default() });
         let server = serve(&env, &self.addrs(&name, n + 1), cluster.identity(), gate.clone()).await.unwrap();
         let (disk, index) = (DiskUuid([n + 1; 16]), self.kv(&name));
         let run = RunId(env.rng.next_u64());
@@ -382,6 +402,14 @@ impl Lab {
     /// The metadata leader is of an older program, or of this one again.
     pub fn leader_knows_not(&self, methods: &[u16]) {
         *self.0.unknown.lock().unwrap() = methods.to_vec();
+    }
+    /// A storage node answers some calls with errors; none: no more.
+    pub fn refuse(&self, n: u8, refusal: Option<Refusal>) {
+        let (name, mut refusals) = (format!("s{n}"), self.0.refusals.lock().unwrap());
+        match refusal {
+            Some(refusal) => drop(refusals.insert(name, refusal)),
+            None => drop(refusals.remove(&name)),
+        }
     }
     pub fn home_has(&self, ino: InodeId, data_version: u64) {
         self.0.home_has.lock().unwrap().insert(ino, data_version);

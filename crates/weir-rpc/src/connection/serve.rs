@@ -1,6 +1,6 @@
 //! Requests of the peer: reading frames, the check of the sender, and answers in place or by a task.
 use super::calls::time_to_report;
-use super::{Answered, Connection, INLINE_CALLS_MAX, Inner, SERVED_MAX, ended, lock};
+use super::{Answered, Connection, INLINE_CALLS_MAX, Inner, SERVED_MAX, SERVED_PAUSE, ended, lock};
 use crate::hello::Proved;
 use crate::incoming::{Frame, Incoming};
 use crate::{Call, Handled, Reply, Service, not_served};
@@ -57,7 +57,10 @@ impl Inner {
                     payload.map(|payload| Answered { reply: body, payload, payload_crc }),
                 );
             }
-            FrameKind::ErrorResponse => self.answer(header.call, Err(Error::from_bytes(&body)?)),
+            FrameKind::ErrorResponse => {
+                let error = header.error(Error::from_bytes(&body)?);
+                self.answer(header.call, Err(error));
+            }
             FrameKind::Cancel => drop(lock(&self.served).waited_for.remove(&header.call)),
             FrameKind::Ping if header.flags & FLAG_ECHO != 0 => {
                 self.send(Header::new(FrameKind::Ping, header.call));
@@ -101,8 +104,10 @@ impl Inner {
         let begun = self.env.clock.now();
         let deadline = begun + patience.saturating_sub(time_to_report(patience));
         self.counts.received(payload.len());
-        let call = Call { method: header.method, body, payload, deadline, connection: Connection(handle) };
         let request = Asked { call: header.call, method: header.method, begun };
+        let demand = Demand { deadline, asked: Some((self.clone(), header.call)) };
+        let connection = Connection(handle);
+        let call = Call { method: header.method, body, payload, deadline, demand, connection };
         match service.handle_or_defer(call, Defer { inner: self, request }) {
             Some(Handled::Now(result)) => {
                 self.reply(header.call, result);
@@ -132,7 +137,7 @@ impl Inner {
         if served.count >= SERVED_MAX {
             drop(served);
             let busy = format!("{SERVED_MAX} requests of this connection are being served already");
-            self.reply(call, Err(Error::unavailable(busy)));
+            self.reply(call, Err(Error::busy(SERVED_PAUSE, busy)));
             return None;
         }
         served.count += 1;
@@ -150,6 +155,42 @@ impl Inner {
         if let Err(e) = pushed {
             self.send_error(Header::new(FrameKind::ErrorResponse, call), &e);
         }
+    }
+}
+
+/// Whether the caller of a request still waits. For work that is taken from a queue: a request without a
+/// waiting caller is not begun. Work that was begun runs to its end.
+#[derive(Clone)]
+pub struct Demand {
+    deadline: Instant,
+    /// None: a request of this node itself, which waits until the deadline.
+    asked: Option<(Arc<Inner>, u64)>,
+}
+
+impl Demand {
+    /// Of this node itself.
+    pub fn until(deadline: Instant) -> Demand {
+        Demand { deadline, asked: None }
+    }
+    /// When to answer with the reason of the delay: a moment before the caller's patience ends.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+    /// The error if the caller no longer waits: the deadline has passed, the caller has cancelled, or its
+    /// connection is gone. For work that is done later than in [`Service::handle`].
+    pub fn check(&self, now: Instant) -> Result<()> {
+        let why = match &self.asked {
+            _ if now >= self.deadline => "its deadline has passed",
+            Some((inner, _)) if inner.reason.get().is_some() => "its connection is gone",
+            Some((inner, call)) if !lock(&inner.served).waited_for.contains(call) => {
+                "its caller has given up"
+            }
+            _ => return Ok(()),
+        };
+        if let Some((inner, _)) = &self.asked {
+            inner.counts.dropped.add(1);
+        }
+        Err(Error::deadline(format!("the request was not begun: {why}")))
     }
 }
 

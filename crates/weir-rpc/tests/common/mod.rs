@@ -56,6 +56,11 @@ message!(
     ForMovers = 9009 by [Mover] -> Counted {}
 );
 
+message!(
+    /// Answered on the test's request, if its caller still waits then.
+    WhileWanted = 9010 by [Storage] -> Echoed {}
+);
+
 pub struct Bench {
     pub env: Env,
     pub counted: AtomicU64,
@@ -64,6 +69,8 @@ pub struct Bench {
     /// Waits that ran to their end.
     pub waits_ended: AtomicUsize,
     pub gone: Mutex<Vec<u64>>,
+    /// Why work was not begun: its caller no longer waited.
+    pub dropped: Mutex<Vec<String>>,
 }
 
 impl Bench {
@@ -74,6 +81,7 @@ impl Bench {
             release: tokio::sync::Semaphore::new(0),
             waits_ended: AtomicUsize::new(0),
             gone: Mutex::default(),
+            dropped: Mutex::default(),
         })
     }
 }
@@ -82,7 +90,7 @@ impl Bench {
 pub struct Shared(pub Arc<Bench>);
 
 /// In the order of their numbers, from 9001 on.
-static METHODS: [Method; 9] = [
+static METHODS: [Method; 10] = [
     Method::of::<Echo>(),
     Method::of::<Wait>(),
     Method::of::<CallMeBack>(),
@@ -92,6 +100,7 @@ static METHODS: [Method; 9] = [
     Method::of::<Produce>(),
     Method::of::<TooLate>(),
     Method::of::<ForMovers>(),
+    Method::of::<WhileWanted>(),
 ];
 
 impl Service for Shared {
@@ -115,6 +124,18 @@ impl Service for Shared {
                     bench.release.acquire().await.expect("never closed").forget();
                     bench.waits_ended.fetch_add(1, SeqCst);
                     Ok(Reply::new(&Echoed { words: "waited".into() }))
+                }))
+            }
+            WhileWanted::METHOD => {
+                let bench = self.0.clone();
+                Handled::Later(Box::pin(async move {
+                    bench.release.acquire().await.expect("never closed").forget();
+                    let wanted = call.demand.check(bench.env.clock.now());
+                    if let Err(e) = &wanted {
+                        bench.dropped.lock().unwrap().push(e.context.clone());
+                    }
+                    bench.waits_ended.fetch_add(1, SeqCst);
+                    wanted.map(|()| Reply::new(&Echoed { words: "wanted".into() }))
                 }))
             }
             CallMeBack::METHOD => Handled::Later(Box::pin(async move {

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use weir_kv::CommitSeq;
 use weir_proto::Result;
 use weir_proto::data::*;
-use weir_rpc::{Handled, Reply};
+use weir_rpc::{Demand, Handled, Reply};
 
 impl StorageNode {
-    pub(super) fn read_cell(&self, r: ReadCell) -> Handled {
+    pub(super) fn read_cell(&self, r: ReadCell, demand: Demand) -> Handled {
         let acting = match self.admit(r.place) {
             Err(e) => return Handled::Now(Err(e)),
             Ok(Admit::Ready(acting)) => acting,
@@ -20,7 +20,7 @@ impl StorageNode {
                 return Handled::Later(Box::pin(async move {
                     let acting = node.acting(r.place).await?;
                     let plan = acting.target.store.plan_read(&acting.scope, &r)?;
-                    node.read_planned(acting.target.store.clone(), for_reader(&r, plan)).await
+                    node.read_planned(acting.target.store.clone(), for_reader(&r, plan), demand).await
                 }));
             }
         };
@@ -32,25 +32,31 @@ impl StorageNode {
             }
             Ok(plan) => {
                 let (node, plan) = (self.shared(), for_reader(&r, plan));
-                Handled::Later(Box::pin(async move { node.read_planned(store, plan).await }))
+                Handled::Later(Box::pin(async move { node.read_planned(store, plan, demand).await }))
             }
         }
     }
-    async fn read_planned(&self, store: Arc<Store>, plan: crate::read::Plan) -> Result<Reply> {
+    async fn read_planned(
+        &self,
+        store: Arc<Store>,
+        plan: crate::read::Plan,
+        demand: Demand,
+    ) -> Result<Reply> {
         if store.reads_here(&plan)
             && let Some(_here) = self.env.tasks.block_here()
         {
+            demand.check(self.env.clock.now())?;
             let under_way = store.begin_disk();
             let read = store.read(&plan);
             under_way.end();
             return read.map(|(answer, payload)| read_reply(&answer, payload));
         }
         let reader = store.clone();
-        let (answer, payload) = self.on_disk(&store, move || reader.read(&plan)).await?;
+        let (answer, payload) = self.on_disk_for(&store, demand, move || reader.read(&plan)).await?;
         Ok(read_reply(&answer, payload))
     }
-    pub(super) fn read_overlays(&self, r: ReadOverlays) -> Handled {
-        self.blocking(r.place, move |store, _| {
+    pub(super) fn read_overlays(&self, r: ReadOverlays, demand: Demand) -> Handled {
+        self.blocking_for(r.place, demand, move |store, _| {
             let (reply, payload) = store.read_overlays(r.cell, r.after)?;
             Ok((CommitSeq(0), reply, payload))
         })

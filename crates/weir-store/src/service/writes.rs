@@ -3,7 +3,7 @@ use super::*;
 use crate::store::{FragmentWrite, Placed};
 
 impl StorageNode {
-    pub(super) fn write_fragment(&self, r: WriteFragment, payload: Bytes) -> Handled {
+    pub(super) fn write_fragment(&self, r: WriteFragment, payload: Bytes, demand: Demand) -> Handled {
         let (target, is_clients) = (self.target(r.place.target), r.mode != WriteMode::PrepareSeal);
         let node = self.shared();
         let written = Handled::Later(Box::pin(async move {
@@ -13,9 +13,12 @@ impl StorageNode {
             }
             let store = acting.target.store.clone();
             let (writer, scope) = (store.clone(), acting.scope);
-            let placing = move || (writer.place_fragment(&scope, &fragment_of(&r, &payload)), r, payload);
-            let (placed, r, payload) = node.on_disk(&store, placing).await;
-            let seq = match placed? {
+            let placing = move || {
+                let placed = writer.place_fragment(&scope, &fragment_of(&r, &payload))?;
+                Ok((placed, r, payload))
+            };
+            let (placed, r, payload) = node.on_disk_for(&store, demand, placing).await?;
+            let seq = match placed {
                 Placed::Before(seq) => seq,
                 Placed::Now(extent) => {
                     store.sync_placed(extent).await?;

@@ -47,6 +47,7 @@ const HELP: [(&str, &str); 52] = [
     ("weir_relation_oldest_unshipped_seconds", "Age of the oldest change that home does not have"),
     ("weir_relation_rate_bytes", "Bytes a second that were shipped lately"),
     ("weir_rpc_bytes_total", "Payload bytes of requests and answers"),
+    ("weir_rpc_dropped_total", "Requests that were not begun, as their callers no longer waited"),
     ("weir_rpc_inflight", "Requests that are being served"),
     ("weir_rpc_refused_total", "Requests whose sender may not send them"),
     ("weir_rpc_seconds", "Time of requests that the process served, by method"),
