@@ -11,7 +11,7 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use weir_env::{
     Addr, Env, File, OpenMode, TimedOut,
-    sim::{DiskFaults, SimConfig, World},
+    sim::{DiskFaults, ProcessorConfig, SimConfig, World},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -463,4 +463,147 @@ fn disks_lie_as_requested_and_can_be_replaced() {
     world.power_cut("n");
     world.replace_disk("n");
     assert!(world.node("n").disk.read_dir(Path::new("/")).unwrap().is_empty());
+}
+
+fn with_processor(cores: usize) -> SimConfig {
+    let processor = ProcessorConfig { cores, poll: Duration::from_micros(5), ..ProcessorConfig::default() };
+    SimConfig { processor: Some(processor), ..SimConfig::default() }
+}
+
+/// When each of `count` tasks that become ready at once has run.
+async fn turns(world: &World, tasks: &weir_env::Tasks, count: usize) -> Vec<Duration> {
+    let begun = world.now();
+    let mut ran = Vec::new();
+    for _ in 0..count {
+        let (world, (tx, rx)) = (world.clone(), tokio::sync::oneshot::channel());
+        tasks.spawn("short", async move { tx.send(world.now().since(begun)).unwrap() });
+        ran.push(rx);
+    }
+    let mut times = Vec::new();
+    for one in ran {
+        times.push(one.await.unwrap());
+    }
+    times
+}
+
+#[test]
+fn tasks_wait_for_the_processor_in_order() {
+    for (cores, takes) in [(1, 5 * MS), (2, 5 * MS / 2)] {
+        let world = World::new(1, with_processor(cores));
+        world.run(async {
+            let times = turns(&world, &world.node("a").tasks, 1000).await;
+            assert!(times.is_sorted(), "{times:?}");
+            let last = times[999];
+            assert!(last > takes * 9 / 10 && last < takes * 11 / 10, "{cores} cores: {last:?}");
+        });
+    }
+    let world = World::new(1, SimConfig::default());
+    world.run(async {
+        let times = turns(&world, &world.node("a").tasks, 1000).await;
+        assert_eq!(times[999], Duration::ZERO, "without a processor tasks take no time");
+    });
+}
+
+#[test]
+fn a_lane_of_its_own_does_not_wait_behind_the_others() {
+    let world = World::new(1, with_processor(2));
+    world.run(async {
+        world.set_speed("a", 10_000);
+        let env = world.node("a");
+        let others = turns(&world, &env.tasks, 1000);
+        let life = world.lane("a", "life");
+        let alone = async {
+            world.sleep(10 * MS).await;
+            turns(&world, &life, 3).await
+        };
+        let (others, alone) = tokio::join!(biased; others, alone);
+        assert!(others[999] > 240 * MS, "{:?}", others[999]);
+        assert!(alone[2] < 2 * MS, "{alone:?}: a poll takes half a millisecond there");
+    });
+}
+
+#[test]
+fn a_starved_node_is_slow_and_alive() {
+    let world = World::new(12, with_processor(2));
+    world.run(async {
+        serve(&world.node("server"), addr(1));
+        let client = world.node("client");
+        world.sleep(MS).await;
+        let mut stream = client.net.connect(&addr(1)).await.unwrap();
+        let mut took = Vec::new();
+        for speed_ppm in [1_000_000, 10_000, 1_000_000] {
+            world.set_speed("server", speed_ppm);
+            world.sleep(S).await;
+            let begun = world.now();
+            for _ in 0..100 {
+                stream.write_all(&[7; 4000]).await.unwrap();
+                stream.read_exact(&mut [0; 4000]).await.unwrap();
+            }
+            took.push(world.now().since(begun));
+        }
+        assert!(took[1] > 2 * took[0] && took[2] < 2 * took[0], "{took:?}");
+        assert_eq!(world.last_away("server"), None, "nothing was taken away");
+    });
+}
+
+#[test]
+fn a_change_of_speed_and_a_pause_keep_the_queue() {
+    let world = World::new(13, with_processor(1));
+    world.run(async {
+        let env = world.node("a");
+        world.set_speed("a", 10_000);
+        let queued = turns(&world, &env.tasks, 1000);
+        let changes = async {
+            world.sleep(100 * MS).await;
+            world.pause("a");
+            world.sleep(S).await;
+            world.resume("a");
+            world.set_speed("a", 1_000_000);
+        };
+        let (times, ()) = tokio::join!(biased; queued, changes);
+        assert!(times.is_sorted());
+        let meanwhile = times.iter().filter(|at| **at > 101 * MS && **at < 1100 * MS).count();
+        assert_eq!(meanwhile, 0, "a paused process does nothing");
+        let last = times[999];
+        assert!(last > 1104 * MS && last < 1106 * MS, "{last:?}: four fifths of 5 ms were left");
+        assert!(world.late_turns("a") > 900);
+        world.kill("a");
+        world.sleep(S).await;
+        assert_eq!(world.last_away("a"), Some(world.now()));
+        world.node("a");
+        world.sleep(S).await;
+        assert_eq!(world.now().since(world.last_away("a").unwrap()), S);
+    });
+}
+
+#[test]
+fn a_world_with_processors_is_repeatable_and_ends() {
+    let run = |seed| {
+        let world = World::new(seed, with_processor(1));
+        let bytes = Arc::new(AtomicU64::new(0));
+        world.run(async {
+            world.set_speed("server", 50_000);
+            serve(&world.node("server"), addr(1));
+            for n in 0..5 {
+                let env = world.node(&format!("c{n}"));
+                env.tasks.spawn("talks", talk(env.clone(), addr(1), bytes.clone()));
+            }
+            for _ in 0..3 {
+                world.sleep(S).await;
+                world.kill("server");
+                world.sleep(S / 2).await;
+                serve(&world.node("server"), addr(1));
+            }
+            world.sleep(S).await;
+        });
+        let (hash, ended) = (world.trace_hash(), world.ended());
+        drop(world);
+        assert!(ended(), "something keeps the world");
+        (hash, bytes.load(Ordering::Relaxed))
+    };
+    for seed in 0..5 {
+        let first = run(seed);
+        assert_eq!(first, run(seed));
+        assert!(first.1 > 1_000_000, "{first:?}");
+    }
 }

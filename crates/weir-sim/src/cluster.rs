@@ -324,7 +324,12 @@ impl Cluster {
         Ok(())
     }
 
-    fn all(&self) -> Vec<String> {
+    /// The map, as an observer sees it.
+    pub fn seen(&self) -> &weir_coord::Cluster {
+        &self.seen
+    }
+    /// All servers.
+    pub fn all(&self) -> Vec<String> {
         let storage = (0..self.options.storage_nodes).map(storage_name);
         let metas = (0..self.options.servers.copies).map(meta_name);
         self.shared.names().into_iter().chain(metas).chain(storage).collect()

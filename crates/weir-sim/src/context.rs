@@ -27,6 +27,7 @@ pub struct Context {
     pub world: World,
     pub client_states: Arc<ClientStates>,
     pub marks: Marks,
+    pub load: Load,
     /// The home to which files are evicted.
     pub home: Option<Arc<Home>>,
     pub dirs: Vec<InodeId>,
@@ -48,12 +49,49 @@ pub struct Found {
     pub nameless: Vec<TurnFile>,
 }
 
+/// For how long nodes have starved or bursts have lasted.
+#[derive(Default)]
+pub struct Load(Mutex<LoadTime>);
+
+#[derive(Default)]
+struct LoadTime {
+    under_way: u32,
+    since: Instant,
+    earlier: Duration,
+}
+
+impl Load {
+    fn state(&self) -> MutexGuard<'_, LoadTime> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub fn begins(&self, now: Instant) {
+        let mut state = self.state();
+        if state.under_way == 0 {
+            state.since = now;
+        }
+        state.under_way += 1;
+    }
+    pub fn ends(&self, now: Instant) {
+        let mut state = self.state();
+        state.under_way -= 1;
+        if state.under_way == 0 {
+            state.earlier += now.since(state.since);
+        }
+    }
+    pub fn so_far(&self, now: Instant) -> Duration {
+        let state = self.state();
+        state.earlier + if state.under_way > 0 { now.since(state.since) } else { Duration::ZERO }
+    }
+}
+
 /// An operation in flight; its drop ends it.
 pub struct UnderWay<'w> {
     context: &'w Context,
     pub op: u64,
     me: usize,
     begun: Instant,
+    /// Of the run so far, when it began.
+    load: Duration,
 }
 
 impl Drop for UnderWay<'_> {
@@ -65,12 +103,14 @@ impl Drop for UnderWay<'_> {
 impl UnderWay<'_> {
     /// It returned, successfully or not: checks its duration.
     pub fn check_time(&self, what: &str) {
-        let took = self.context.world.now().since(self.begun);
+        let now = self.context.world.now();
+        let took = now.since(self.begun);
         let excused = self.context.client_states.excuses_all(self.me);
+        let recall = if self.context.home.is_some() { RECALL_MAX } else { Duration::ZERO };
+        // What queued up during a load is served after it.
+        let load = 2 * (self.context.load.so_far(now) - self.load);
         assert!(
-            excused
-                || took
-                    <= OPERATION_MAX + if self.context.home.is_some() { RECALL_MAX } else { Duration::ZERO },
+            excused || took <= OPERATION_MAX + recall + load,
             "operation {}, c{}: {what} took {took:?}",
             self.op,
             self.me
@@ -90,6 +130,7 @@ impl Context {
             world: world.clone(),
             client_states: client_states.clone(),
             marks: Marks::default(),
+            load: Load::default(),
             home,
             dirs,
             pause_us_max,
@@ -113,7 +154,8 @@ impl Context {
             found.operations
         };
         self.marks.begins(op, operation);
-        UnderWay { context: self, op, me, begun: self.world.now() }
+        let begun = self.world.now();
+        UnderWay { context: self, op, me, begun, load: self.load.so_far(begun) }
     }
 
     /// An operation of `me` failed: broken, unless something excuses it.

@@ -7,6 +7,7 @@ use crate::client_states::LEAVES;
 use crate::cluster::{Cluster, HARNESS, META, is_meta, storage_name};
 use crate::coordinators::{is_coordinator, start_ended};
 use crate::kinds::{FaultKind, FaultKind::*, Toll};
+use crate::oracles::work::Ledger;
 use crate::workload::Workload;
 use crate::{Options, attend};
 use choice::{FAULT_MS_MAX, FULL_FROM_BIRTH};
@@ -23,6 +24,7 @@ use weir_proto::TargetId;
 
 mod choice;
 mod disks;
+mod load;
 
 /// Simulated time in which redundancy must be back after the last fault of a round ended.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(180);
@@ -69,14 +71,15 @@ pub struct Faults {
     stop: AtomicBool,
     /// Number of faults chosen so far.
     chosen: Arc<AtomicU64>,
+    ledger: Arc<Ledger>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     counts: BTreeMap<&'static str, u64>,
-    /// Disk faults that took effect.
-    disk_hits: BTreeMap<&'static str, u64>,
+    /// How often faults of disks, and load, took effect.
+    hits: BTreeMap<&'static str, u64>,
     /// Storage nodes that lost bytes for the rest of the run.
     spent: BTreeSet<String>,
     /// Copies of disks that will be restored.
@@ -101,7 +104,7 @@ struct Fault {
     victims: Vec<String>,
     others: Vec<String>,
     lasts: Duration,
-    /// Faults of the first victim's disk so far.
+    /// Its earlier effect, when it began: see [`Faults::hits`].
     hits_before: AtomicU64,
 }
 
@@ -145,9 +148,10 @@ impl Faults {
         world: World,
         options: Options,
         chosen: Arc<AtomicU64>,
+        ledger: Arc<Ledger>,
     ) -> Faults {
         let (rng, stop) = (world.rng("faults"), AtomicBool::new(false));
-        Faults { cluster, work, world, rng, options, stop, chosen, state: Mutex::default() }
+        Faults { cluster, work, world, rng, options, stop, chosen, ledger, state: Mutex::default() }
     }
 
     pub fn stop(&self) {
@@ -156,8 +160,8 @@ impl Faults {
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         self.state().counts.clone()
     }
-    pub fn disk_hits(&self) -> BTreeMap<&'static str, u64> {
-        self.state().disk_hits.clone()
+    pub fn all_hits(&self) -> BTreeMap<&'static str, u64> {
+        self.state().hits.clone()
     }
     /// Storage nodes that lost bytes for the rest of the run.
     pub fn spent(&self) -> BTreeSet<String> {
@@ -189,15 +193,25 @@ impl Faults {
         for _ in 0..1 + self.rng.below(2) {
             let fault = self.choose(lasts);
             if self.allowed(&fault, &under_way) && !self.is_muted() {
+                if !fault.kind.loses_nothing() {
+                    self.ledger.calm_ends(self.work.asked());
+                }
                 self.begin(&fault);
                 under_way.push(fault);
             }
             self.pause(BETWEEN_MS_MAX).await;
         }
-        self.world.sleep(under_way.iter().map(|f| f.lasts).fold(lasts, Duration::max)).await;
-        for fault in &under_way {
-            self.end(fault).await;
-            self.pause(BETWEEN_MS_MAX / 2).await;
+        // Starving lasts longer than an operation's patience; the other faults end within it.
+        let (load, mut under_way): (Vec<Fault>, Vec<Fault>) =
+            under_way.into_iter().partition(|f| f.kind.is_load());
+        let longest = |faults: &[Fault]| faults.iter().map(|f| f.lasts).fold(lasts, Duration::max);
+        let first = longest(&under_way);
+        self.world.sleep(first).await;
+        self.end_all(&under_way).await;
+        if !load.is_empty() {
+            self.world.sleep(longest(&load).saturating_sub(first)).await;
+            self.end_all(&load).await;
+            under_way.extend(load);
         }
         // Places of lost and drained targets need others to go to.
         if !self.state().drained.is_empty() || !self.state().gone.is_empty() {
@@ -219,6 +233,14 @@ impl Faults {
             let answers_at = self.leader_answers_at();
             self.world.sleep(answers_at.since(self.world.now())).await;
             self.state().early_deaths = 0;
+        }
+        self.ledger.calm_begins(self.work.asked());
+    }
+
+    async fn end_all(&self, faults: &[Fault]) {
+        for fault in faults {
+            self.end(fault).await;
+            self.pause(BETWEEN_MS_MAX / 2).await;
         }
     }
 
@@ -263,8 +285,8 @@ impl Faults {
             self.cluster.holder_goes();
         }
         self.work.context.marks.fault_begins(fault.kind);
-        fault.hits_before.store(self.world.disk_hits(fault.victim()), Ordering::Relaxed);
-        if fault.victims.iter().any(|v| is_meta(v)) {
+        fault.hits_before.store(self.hits(fault), Ordering::Relaxed);
+        if !fault.kind.is_load() && fault.victims.iter().any(|v| is_meta(v)) {
             let answered = self.world.now() > self.leader_answers_at();
             self.state().leader_answered = answered;
             if self.options.servers.copies > 1 {
@@ -338,6 +360,7 @@ impl Faults {
             }
             DrainTarget => self.drain(victim),
             AddTargets => self.add_nodes(),
+            StarvedNode | Burst => self.begin_load(fault),
             _ => self.trouble_coordinator(fault.kind, victim),
         }
     }
@@ -394,10 +417,13 @@ impl Faults {
     async fn end(&self, fault: &Fault) {
         tracing::trace!("{:?} end of {fault:?}", self.world.now());
         self.world.trace(&format!("end of {fault:?}"));
-        let hits =
-            self.world.disk_hits(fault.victim()).saturating_sub(fault.hits_before.load(Ordering::Relaxed));
-        *self.state().disk_hits.entry(fault.kind.name()).or_default() += hits;
-        self.undo(fault).await;
+        if fault.kind.is_load() {
+            self.end_load(fault).await;
+            self.count_hits(fault);
+        } else {
+            self.count_hits(fault);
+            self.undo(fault).await;
+        }
         for me in fault.cuts() {
             self.work.context.client_states.joined(me);
             if fault.kind == KillClient {
@@ -405,6 +431,11 @@ impl Faults {
             }
         }
         self.work.context.marks.fault_ends(fault.kind);
+    }
+
+    fn count_hits(&self, fault: &Fault) {
+        let hits = self.hits(fault).saturating_sub(fault.hits_before.load(Ordering::Relaxed));
+        *self.state().hits.entry(fault.kind.name()).or_default() += hits;
     }
 
     async fn undo(&self, fault: &Fault) {

@@ -54,9 +54,14 @@ pub enum FaultKind {
     CutCoordinatorFromEtcd,
     LostCasAnswer,
     TwoCoordinators,
+    StarvedNode,
+    Burst,
 }
 
 use FaultKind::*;
+
+/// Whether the mixed runs have processors and load, in every third seed.
+pub(crate) const LOAD_IN_MIX: bool = false;
 
 /// For how long a fault makes a storage node's data unavailable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +76,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 51] = [
+    pub const ALL: [FaultKind; 53] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -123,6 +128,8 @@ impl FaultKind {
         CutCoordinatorFromEtcd,
         LostCasAnswer,
         TwoCoordinators,
+        StarvedNode,
+        Burst,
     ];
 
     /// Kinds that may be combined with any others. Lasting damage does not pass every seed so yet (see
@@ -134,6 +141,7 @@ impl FaultKind {
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
                 || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
                 || k.needs_coordinators()
+                || k.is_load() && !LOAD_IN_MIX
                 || matches!(k, DrainTarget | AddTargets) // only on request: older seeds keep their meaning
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
@@ -205,6 +213,8 @@ impl FaultKind {
             CutCoordinatorFromEtcd => "cut-coordinator-from-etcd",
             LostCasAnswer => "lost-cas-answer",
             TwoCoordinators => "two-coordinators",
+            StarvedNode => "starved-node",
+            Burst => "burst",
             DrainTarget => "drain-target",
             AddTargets => "add-targets",
         }
@@ -267,7 +277,20 @@ impl FaultKind {
             CutClientFromTarget => Toll::None,
             // Its places stay complete while they move.
             DrainTarget | AddTargets => Toll::None,
+            // Slow is not gone.
+            StarvedNode | Burst => Toll::None,
         }
+    }
+
+    /// More work than the cluster can do, or less power to do it: it makes things slow, and takes nothing
+    /// away.
+    pub fn is_load(self) -> bool {
+        matches!(self, StarvedNode | Burst)
+    }
+
+    /// No connection, process or disk suffers from it: servers serve only requests that were asked for.
+    pub fn loses_nothing(self) -> bool {
+        self.is_load() || matches!(self, ClockJump | ClockDrift)
     }
 }
 

@@ -8,6 +8,7 @@
 //! Never shipped.
 #![forbid(unsafe_code)]
 
+mod burst;
 mod calls;
 mod client_states;
 pub mod clones;
@@ -23,6 +24,7 @@ pub mod limits;
 mod locks;
 pub mod marks;
 pub mod model;
+pub mod oracles;
 pub mod owners;
 pub mod replica;
 mod shared_file;
@@ -40,8 +42,15 @@ use clones::Clones;
 use cluster::Cluster;
 use faults::Faults;
 use home::Home;
+use kinds::LOAD_IN_MIX;
 pub use kinds::{FaultKind, Toll};
 use marks::Met;
+use oracles::{
+    Oracles,
+    epochs::raised_for_a_live_node,
+    idle,
+    work::{Done, Ledger},
+};
 use replica::Replica;
 use snapshots::Snapshots;
 use std::{
@@ -53,7 +62,7 @@ use std::{
     },
     time::Duration,
 };
-use weir_env::sim::{SimConfig, World};
+use weir_env::sim::{ProcessorConfig, SimConfig, World};
 use weir_proto::{Error, map::Scheme};
 use workload::Workload;
 
@@ -95,12 +104,24 @@ pub struct Options {
     /// Volumes with limits are made, written until they are full, and deleted.
     pub limits: bool,
     pub servers: Servers,
+    pub watch: Watch,
+}
+
+/// How a run is observed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Watch {
     /// Keep the trace as text.
     pub log: bool,
+    /// The claims about load that are checked.
+    pub oracles: Oracles,
 }
 
 /// Storage nodes beyond the width of the scheme.
 const SPARE_NODES: usize = 2;
+
+/// Of the seeds of mixed runs, if these have any. Without a processor a run needs less time, and older seeds
+/// keep their meaning.
+const PROCESSOR_IN_EVERY: u64 = 3;
 
 /// The shape of the servers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,6 +134,9 @@ pub struct Servers {
     pub coordinators: usize,
     /// Number of storage nodes, the last ones, that join later.
     pub late: usize,
+    /// They and the clients have a processor of this speed, in hundredths of a usual one; `None`: tasks take
+    /// no time.
+    pub processor: Option<u32>,
 }
 
 impl Default for Options {
@@ -136,20 +160,25 @@ impl Default for Options {
             trash: false,
             replica: false,
             limits: false,
-            servers: Servers { certificates: false, copies: 1, coordinators: 1, late: 0 },
-            log: false,
+            servers: Servers { certificates: false, copies: 1, coordinators: 1, late: 0, processor: None },
+            watch: Watch::default(),
         }
     }
 }
 
-/// If targets are lost for good or drained, others must exist to take their places.
-fn with_spare_nodes(options: &Options) -> Options {
+/// With what its faults need: if targets are lost for good or drained, others must exist to take their
+/// places.
+fn with_needs(options: &Options) -> Options {
     let mut options = options.clone();
     if options.faults.iter().any(|kind| kind.needs_spare_nodes()) {
         options.storage_nodes = options.storage_nodes.max(options.scheme.width() + SPARE_NODES);
     }
     if options.faults.contains(&FaultKind::AddTargets) {
         options.servers.late = SPARE_NODES;
+    }
+    // Only a node with a processor can lack it.
+    if options.faults.contains(&FaultKind::StarvedNode) {
+        options.servers.processor = options.servers.processor.or(Some(100));
     }
     options
 }
@@ -164,7 +193,9 @@ impl Options {
     pub fn mixed_of(seed: u64, copies: usize) -> Options {
         let world = World::new(seed, SimConfig::default());
         let rng = world.rng("mix");
-        let all = FaultKind::mixable(copies > 1);
+        let all = FaultKind::mixable(copies > 1).into_iter();
+        // Added, not drawn: seeds without a processor keep their meaning.
+        let (load, all): (Vec<FaultKind>, Vec<FaultKind>) = all.partition(|kind| kind.is_load());
         let mut faults = vec![all[seed as usize % all.len()]];
         for _ in 0..5 {
             let kind = all[rng.below(all.len() as u64) as usize];
@@ -176,7 +207,12 @@ impl Options {
             }
         }
         let pause_ms_max = [200, 1000, 3000][rng.below(3) as usize];
-        let servers = Servers { copies, ..Options::default().servers };
+        let has_processor = LOAD_IN_MIX && seed.is_multiple_of(PROCESSOR_IN_EVERY);
+        let processor = has_processor.then_some(100);
+        if processor.is_some() {
+            faults.extend(load);
+        }
+        let servers = Servers { copies, processor, ..Options::default().servers };
         Options { faults, pause_ms_max, servers, ..Options::default() }
     }
 }
@@ -210,9 +246,12 @@ pub struct Outcome {
     /// How often bytes of a file were evicted by the client that was writing it.
     pub own_evictions: u64,
     pub met: Met,
-    /// How often a disk fault took effect, during faults of each kind.
-    pub disk_hits: BTreeMap<&'static str, u64>,
+    /// How often a fault of a disk, or load, took effect, during faults of each kind.
+    pub hits: BTreeMap<&'static str, u64>,
     pub simulated: Duration,
+    /// The number of spans without faults that lose connections, and the requests asked for and served in
+    /// them.
+    pub calm: (u64, Done),
     /// The trace, if the options keep it.
     pub log: Vec<String>,
 }
@@ -243,9 +282,13 @@ const EMPTY_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a cluster under one seed.
 pub fn run(seed: u64, options: &Options) -> Result<Outcome, Box<Broken>> {
-    let options = &with_spare_nodes(options);
-    let config =
-        SimConfig { log: options.log, time_max: Duration::from_secs(4 * 3600), ..SimConfig::default() };
+    let options = &with_needs(options);
+    let processor = options.servers.processor.map(|percent| ProcessorConfig {
+        speed_ppm: u64::from(percent) * 10_000,
+        ..ProcessorConfig::default()
+    });
+    let time_max = Duration::from_secs(4 * 3600);
+    let config = SimConfig { log: options.watch.log, time_max, processor, ..SimConfig::default() };
     let world = World::new(seed, config);
     let chosen = Arc::new(AtomicU64::new(0));
     let playing = play(world.clone(), options.clone(), chosen.clone());
@@ -302,31 +345,86 @@ fn begin_background(
 async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<Outcome, Error> {
     faults::prepare(&world, &options);
     let cluster = Arc::new(Cluster::start_all(&world, &options).await?);
-    let client_states = Arc::new(ClientStates::new(&world, options.clients));
+    if !options.watch.oracles.epochs {
+        return play_on(&world, &cluster, &options, chosen).await;
+    }
+    tokio::select! {
+        biased;
+        what = raised_for_a_live_node(&world, cluster.seen()) => Err(Error::unavailable(what)),
+        outcome = play_on(&world, &cluster, &options, chosen) => outcome,
+    }
+}
+
+async fn play_on(
+    world: &World,
+    cluster: &Arc<Cluster>,
+    options: &Options,
+    chosen: Arc<AtomicU64>,
+) -> Result<Outcome, Error> {
+    let client_states = Arc::new(ClientStates::new(world, options.clients));
     if options.faults.contains(&FaultKind::DiskFull) {
         client_states.no_space();
     }
     let founder = cluster.admin("founder").await?;
     let home = match options.home {
-        true => Some(Home::begin(&world, &cluster, &founder).await?),
+        true => Some(Home::begin(world, cluster, &founder).await?),
         false => None,
     };
     let replica = match options.replica {
-        true => Some(Arc::new(Replica::begin(&world, &cluster, &founder).await?)),
+        true => Some(Arc::new(Replica::begin(world, cluster, &founder).await?)),
         false => None,
     };
-    let work = Workload::prepare(&world, &founder, &client_states, &options, home.clone(), replica.clone());
+    let work = Workload::prepare(world, &founder, &client_states, options, home.clone(), replica.clone());
     let work = Arc::new(work.await?);
     founder.shutdown().await?;
-    (0..options.clients).for_each(|me| attend(&world, &cluster, &work, me));
-    let faults = Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen);
+    (0..options.clients).for_each(|me| attend(world, cluster, &work, me));
+    let ledger = Arc::new(Ledger::new(world, cluster.all()));
+    ledger.calm_begins(work.asked());
+    let faults =
+        Faults::new(cluster.clone(), work.clone(), world.clone(), options.clone(), chosen, ledger.clone());
     let faults = Arc::new(faults);
     let running = faults.clone();
-    let mut background = vec![Background::begin(&world, "faults", async move { running.run().await })];
-    let snapshots = Arc::new(Snapshots::new(&world, &cluster, &work));
-    let clones = Arc::new(Clones::new(&world, &cluster, &work));
-    background.extend(begin_background(&world, &cluster, &work, (&snapshots, &clones, replica), &options));
-    match &home {
+    let mut background = vec![Background::begin(world, "faults", async move { running.run().await })];
+    let snapshots = Arc::new(Snapshots::new(world, cluster, &work));
+    let clones = Arc::new(Clones::new(world, cluster, &work));
+    background.extend(begin_background(world, cluster, &work, (&snapshots, &clones, replica), options));
+    wait_for_applications(world, home.as_deref(), &work).await;
+    faults.stop();
+    for one in background {
+        one.ended().await?;
+    }
+    if options.watch.oracles.idle {
+        idle::wait(world, &cluster.all()).await.map_err(Error::unavailable)?;
+    }
+    ledger.calm_ends(work.asked());
+    if options.watch.oracles.work {
+        ledger.check().map_err(Error::unavailable)?;
+    }
+    leave(world, &work, options).await?;
+    verify_from_all_sides(world, cluster, &work, (&snapshots, &clones), options, &faults.spent()).await?;
+    let simulated = Duration::from_nanos(world.now().0);
+    let (operations, excused) = (work.operations(), work.excused());
+    let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
+    let own_evictions = work.context.client_states.own_evictions();
+    let (faults, hits, met) = (faults.counts(), faults.all_hits(), work.context.marks.met());
+    Ok(Outcome {
+        trace_hash: 0,
+        operations,
+        faults,
+        excused,
+        evictions,
+        own_evictions,
+        met,
+        hits,
+        simulated,
+        calm: ledger.sum(),
+        log: Vec::new(),
+    })
+}
+
+/// While they work, home has its faults.
+async fn wait_for_applications(world: &World, home: Option<&Home>, work: &Workload) {
+    match home {
         Some(home) => {
             let mark = |name, begins| {
                 work.context.marks.home_fault(name, begins, work.context.client_states.own_evictions())
@@ -339,29 +437,6 @@ async fn play(world: World, options: Options, chosen: Arc<AtomicU64>) -> Result<
             }
         }
     }
-    faults.stop();
-    for one in background {
-        one.ended().await?;
-    }
-    leave(&world, &work, &options).await?;
-    verify_from_all_sides(&world, &cluster, &work, (&snapshots, &clones), &options, &faults.spent()).await?;
-    let simulated = Duration::from_nanos(world.now().0);
-    let (operations, excused) = (work.operations(), work.excused());
-    let evictions = home.map_or(0, |home| home.evictions.load(Ordering::Relaxed));
-    let own_evictions = work.context.client_states.own_evictions();
-    let (faults, disk_hits, met) = (faults.counts(), faults.disk_hits(), work.context.marks.met());
-    Ok(Outcome {
-        trace_hash: 0,
-        operations,
-        faults,
-        excused,
-        evictions,
-        own_evictions,
-        met,
-        disk_hits,
-        simulated,
-        log: Vec::new(),
-    })
 }
 
 /// A task of the harness beside the applications.

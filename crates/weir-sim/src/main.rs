@@ -14,7 +14,8 @@ use std::{fs::File, io::Write, process::ExitCode, str::FromStr, time::Duration};
 use weir_proto::map::Scheme;
 use weir_sim::coverage::table;
 use weir_sim::marks::Met;
-use weir_sim::{FaultKind, Options, Servers, run, shrink::shrink};
+use weir_sim::oracles::Oracles;
+use weir_sim::{FaultKind, Options, Servers, Watch, run, shrink::shrink};
 
 /// A run is millions of small allocations on one thread: a tenth of its time with the machine's allocator.
 #[global_allocator]
@@ -73,18 +74,8 @@ struct Args {
     /// Volumes with limits are made, written until they are full, and deleted
     #[arg(long, default_value = "no")]
     limits: Choice,
-    /// The first run that breaks a promise is made smaller
-    #[arg(long, default_value = "yes")]
-    shrink: Choice,
-    /// Prints how often each kind of fault met each kind of message
-    #[arg(long, default_value = "no")]
-    marks: Choice,
-    /// Writes all that happened to this file
-    #[arg(long, value_name = "FILE")]
-    log: Option<String>,
-    /// Prints what the servers and clients log, as `RUST_LOG` would filter it
-    #[arg(long, value_name = "FILTER")]
-    trace: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -108,6 +99,23 @@ impl FromStr for Kinds {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Speed(Option<u32>);
+
+impl FromStr for Speed {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Speed, String> {
+        match text {
+            "yes" => Ok(Speed(Some(100))),
+            "no" => Ok(Speed(None)),
+            percent => match percent.parse() {
+                Ok(percent @ 1..=10_000) => Ok(Speed(Some(percent))),
+                _ => Err(format!("{percent} is not yes, no, or a speed from 1 to 10000")),
+            },
+        }
+    }
+}
+
 #[derive(Default)]
 struct Sums {
     broken: u64,
@@ -121,7 +129,7 @@ struct Sums {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(filter) = &args.trace {
+    if let Some(filter) = &args.output.trace {
         start_log(filter);
     }
     // A failure is reported with its seed.
@@ -156,7 +164,7 @@ fn main() -> ExitCode {
         took.as_secs_f64(),
         sums.simulated.as_secs_f64() / took.as_secs_f64()
     );
-    if args.marks == Choice::Yes {
+    if args.output.marks == Choice::Yes {
         println!("{}", table(&sums.met, &FaultKind::ALL));
     }
     ExitCode::from(u8::from(sums.broken > 0))
@@ -197,23 +205,24 @@ fn try_one(seed: u64, args: &Args, sums: &mut Sums) {
             for (pair, count) in outcome.met {
                 *sums.met.entry(pair).or_default() += count;
             }
-            if let Some(path) = &args.log {
+            if let Some(path) = &args.output.log {
                 write_log(path, &outcome.log);
             }
             if args.runs == 1 {
                 println!(
-                    "seed {seed}: {} operations, faults {:?}, their disks did {:?}",
-                    outcome.operations, outcome.faults, outcome.disk_hits
+                    "seed {seed}: {} operations, faults {:?}, they took effect {:?}",
+                    outcome.operations, outcome.faults, outcome.hits
                 );
+                println!("{:?}", outcome.calm);
             }
         }
         Err(broken) => {
             sums.broken += 1;
             println!("seed {seed} BROKEN: {broken}");
-            if args.shrink == Choice::Yes && sums.broken == 1 {
+            if args.output.shrink == Choice::Yes && sums.broken == 1 {
                 println!("made smaller: {}", shrink(broken.clone()));
             }
-            if let Some(path) = &args.log {
+            if let Some(path) = &args.output.log {
                 write_log(path, &broken.log);
             }
         }
@@ -249,6 +258,30 @@ struct ClusterArgs {
     /// Coordinators, 1 to 3; several share an etcd
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
     coordinators: u8,
+    /// Nodes have a processor, and what they do takes its time: yes, no, or its speed in hundredths of a
+    /// usual one; without this it depends on the seed and the faults
+    #[arg(long, value_name = "SPEED")]
+    processor: Option<Speed>,
+}
+
+/// What a run checks and shows.
+#[derive(clap::Args)]
+struct OutputArgs {
+    /// What is checked about load: epochs, work, idle, all or none
+    #[arg(long, value_name = "NAME,NAME…")]
+    oracles: Option<Oracles>,
+    /// The first run that breaks a promise is made smaller
+    #[arg(long, default_value = "yes")]
+    shrink: Choice,
+    /// Prints how often each kind of fault met each kind of message
+    #[arg(long, default_value = "no")]
+    marks: Choice,
+    /// Writes all that happened to this file
+    #[arg(long, value_name = "FILE")]
+    log: Option<String>,
+    /// Prints what the servers and clients log, as `RUST_LOG` would filter it
+    #[arg(long, value_name = "FILTER")]
+    trace: Option<String>,
 }
 
 impl Args {
@@ -274,12 +307,16 @@ impl Args {
                 copies: self.cluster.copies.into(),
                 coordinators: self.cluster.coordinators.into(),
                 late: 0,
+                processor: base.servers.processor,
             },
-            log: self.log.is_some(),
+            watch: Watch { log: self.output.log.is_some(), oracles: base.watch.oracles },
             ..base
         };
         options.operations = self.operations.unwrap_or(options.operations);
         options.pause_ms_max = self.pause_ms.unwrap_or(options.pause_ms_max);
+        options.servers.processor =
+            self.cluster.processor.map_or(options.servers.processor, |Speed(percent)| percent);
+        options.watch.oracles = self.output.oracles.unwrap_or(options.watch.oracles);
         options
     }
 }

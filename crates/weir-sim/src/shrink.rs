@@ -2,6 +2,7 @@
 //!
 //! Any failure counts: a smaller run with another failure is an equally good start for debugging.
 
+use crate::oracles::Oracles;
 use crate::{Broken, Options, run};
 
 /// Runs that a shrink may take.
@@ -54,6 +55,12 @@ pub fn command(seed: u64, options: &Options) -> String {
     }
     if options.servers.coordinators > 1 {
         words.push(format!("--coordinators {}", options.servers.coordinators));
+    }
+    if let Some(percent) = options.servers.processor {
+        words.push(format!("--processor {percent}"));
+    }
+    if options.watch.oracles != Oracles::default() {
+        words.push(format!("--oracles {}", options.watch.oracles.names()));
     }
     words.join(" ")
 }

@@ -6,6 +6,7 @@
 //! [`crate::small_files`]. Changes of a client that died or was cut off are in doubt until a client reads the
 //! file: see the model. An error without an excuse is a broken promise.
 
+use crate::burst::{self, Bursts};
 use crate::calls::{close, names_in, read_all, read_whole, root_cred};
 use crate::client_states::ClientStates;
 use crate::context::{Context, DIRS};
@@ -13,6 +14,7 @@ use crate::home::Home;
 use crate::limits::Limits;
 use crate::locks::Counters;
 use crate::model::{What, bytes_of};
+use crate::oracles::work::Asked;
 use crate::replica::Replica;
 use crate::shared_file::{RECORDS, SharedFile, check_own_record};
 use crate::small_files::SmallFiles;
@@ -20,7 +22,7 @@ use crate::trash::Trash;
 use crate::tree::SharedTree;
 use crate::turn::{SETTLE_POLL, Turn};
 use crate::turn_file::{Slot, TurnFile};
-use crate::{replica, trash, tree};
+use crate::{FaultKind, replica, trash, tree};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -54,6 +56,7 @@ pub struct Workload {
     pub trash: Option<Trash>,
     replica: Option<Arc<Replica>>,
     pub limits: Option<Limits>,
+    pub bursts: Option<Arc<Bursts>>,
     has_clones: bool,
     /// Remaining operations of each client's applications.
     left: Vec<[AtomicU64; APPS]>,
@@ -91,6 +94,10 @@ impl Workload {
             if options.locks { Some(Counters::prepare(world, client, client_states).await?) } else { None };
         let tree = if options.tree { Some(SharedTree::prepare(client).await?) } else { None };
         let trash = if options.trash { Some(Trash::begin(world, client, options).await?) } else { None };
+        let bursts = match options.faults.contains(&FaultKind::Burst) {
+            true => Some(Bursts::prepare(world, client, client_states, options.clients).await?),
+            false => None,
+        };
         let counts = if options.locks { options.operations / 2 + 1 } else { 0 };
         let all = options.operations;
         let each = [
@@ -115,6 +122,7 @@ impl Workload {
             trash,
             replica,
             limits: options.limits.then(|| Limits::new(world, options.snapshots, options.scheme)),
+            bursts,
             has_clones: options.clones,
             left: (0..options.clients).map(|_| each.map(AtomicU64::new)).collect(),
         })
@@ -133,6 +141,10 @@ impl Workload {
     }
     pub fn operations(&self) -> u64 {
         self.context.found().operations
+    }
+    pub fn asked(&self) -> Asked {
+        let of_bursts = self.bursts.as_ref().map_or(0, |bursts| bursts.begun());
+        Asked { operations: self.operations(), of_bursts }
     }
     /// Errors without an excuse.
     pub fn errors(&self) -> Vec<String> {
@@ -384,6 +396,9 @@ impl Workload {
         if let Some(limits) = &self.limits {
             limits.verify(client, when).await?;
         }
+        if let Some(bursts) = &self.bursts {
+            bursts.verify(client, when).await?;
+        }
         self.verify_names(client, when).await?;
         crate::owners::check_sums(client, when).await?;
         // With a home, requested bytes are still recalled, deleted volumes disappear, and so do entries of
@@ -418,6 +433,7 @@ impl Workload {
         expected.extend(self.small_files.names().await);
         expected.extend(self.tree.iter().map(|_| (0, tree::NAME.to_owned())));
         expected.extend(self.replica.iter().map(|_| (0, replica::NAME.to_owned())));
+        expected.extend(self.bursts.iter().map(|_| (0, burst::NAME.to_owned())));
         expected.extend(self.context.volumes().keys().map(|name| (0, name.clone())));
         for slot in &self.slots {
             if let Some(file) = &slot.lock().await.file {
@@ -494,6 +510,9 @@ impl Workload {
         if let Some(tree) = &self.tree {
             tree.remove_all(client).await?;
         }
+        if let Some(bursts) = &self.bursts {
+            bursts.remove_all(client).await?;
+        }
         let (left, others) = (client.usage(InodeId::ROOT).await?, self.usage_of_others(client).await?);
         assert_eq!((left.bytes, left.files), (others.bytes, others.files), "everything was removed");
         Ok(())
@@ -503,9 +522,12 @@ impl Workload {
     async fn usage_of_others(&self, client: &Client) -> Result<Usage, Error> {
         let mut roots: Vec<InodeId> = self.context.volumes().values().copied().collect();
         roots.extend(self.tree.as_ref().map(|tree| tree.root));
-        // After its removal there is none.
-        let replica = client.lookup(&root_cred(), InodeId::ROOT, replica::NAME.as_bytes()).await?;
-        roots.extend(replica.map(|stat| stat.attr.ino));
+        // After their removal there are none.
+        let bursts = self.bursts.iter().map(|_| burst::NAME);
+        for name in [replica::NAME].into_iter().chain(bursts) {
+            let found = client.lookup(&root_cred(), InodeId::ROOT, name.as_bytes()).await?;
+            roots.extend(found.map(|stat| stat.attr.ino));
+        }
         let mut sum = trash::usage(client).await?;
         for root in roots {
             add(&mut sum, &client.usage(root).await?);

@@ -5,7 +5,7 @@ use std::{ops::Range, thread};
 use weir_proto::map::Scheme;
 use weir_sim::coverage::{OPERATIONS, never_met, table};
 use weir_sim::marks::{Met, OWN_EVICTION};
-use weir_sim::{FaultKind, Options, Servers, run, shrink::shrink};
+use weir_sim::{FaultKind, Options, Servers, Watch, run, shrink::shrink};
 
 /// What all runs of a test did.
 #[derive(Default)]
@@ -57,7 +57,8 @@ fn with_faults(seeds: Range<u64>, faults: &[FaultKind]) {
 #[test]
 fn the_same_seed_runs_the_same_way() {
     for seed in 0..20 {
-        let options = Options { operations: 20, log: true, ..Options::mixed(seed) };
+        let watch = Watch { log: true, ..Watch::default() };
+        let options = Options { operations: 20, watch, ..Options::mixed(seed) };
         let first = run(seed, &options).unwrap_or_else(|e| panic!("{e}"));
         let again = run(seed, &options).unwrap_or_else(|e| panic!("{e}"));
         let parted = first.log.iter().zip(&again.log).find(|(a, b)| a != b);
@@ -84,15 +85,20 @@ fn survives_any_mix_of_faults() {
 #[test]
 fn seeds_that_failed_once_keep_every_promise() {
     let seeds = [33050, 33065, 33077, 33091, 34012, 35164, 35188, 35197, 36014, 36158];
-    keeps_every_promise(seeds.into_iter(), Options::mixed);
-    keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..Options::mixed(seed) });
-    keeps_every_promise(67092..67093, |seed| Options { home: true, ..Options::mixed(seed) });
+    // They failed before there were processors.
+    let mixed = |seed| {
+        let options = Options::mixed(seed);
+        Options { servers: Servers { processor: None, ..options.servers }, ..options }
+    };
+    keeps_every_promise(seeds.into_iter(), mixed);
+    keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..mixed(seed) });
+    keeps_every_promise(67092..67093, |seed| Options { home: true, ..mixed(seed) });
 }
 
 /// Frames are protected, and what protects them hides no damage on a disk.
 #[test]
 fn nodes_with_certificates_keep_every_promise() {
-    let servers = Servers { certificates: true, copies: 1, coordinators: 1, late: 0 };
+    let servers = Servers { certificates: true, ..Options::default().servers };
     keep_every_promise(68000..68006, move |seed| Options { servers, ..Options::mixed(seed) });
     keep_every_promise(68100..68103, move |_| {
         let faults = vec![FaultKind::FlipBits];
@@ -233,9 +239,20 @@ fn faults_of_disks_have_an_effect() {
         let options = Options { faults: vec![kind], ..Options::default() };
         let bites = |seed| {
             let outcome = run(seed, &options).unwrap_or_else(|e| panic!("{e}"));
-            outcome.disk_hits.get(kind.name()).is_some_and(|hits| *hits > 0)
+            outcome.hits.get(kind.name()).is_some_and(|hits| *hits > 0)
         };
         assert!((4100..4104).any(bites), "{} never did anything", kind.name());
+    }
+}
+
+/// Nodes that starve make tasks late, and a burst issues its requests.
+#[test]
+fn load_has_an_effect() {
+    for (kind, least) in [(FaultKind::StarvedNode, 100), (FaultKind::Burst, 4000)] {
+        let options = Options { faults: vec![kind], operations: 20, ..Options::default() };
+        let outcome = run(4200, &options).unwrap_or_else(|e| panic!("{e}"));
+        let hits = outcome.hits.get(kind.name()).copied().unwrap_or_default();
+        assert!(hits >= least, "{} did {hits}", kind.name());
     }
 }
 
@@ -277,12 +294,14 @@ survives! {
     refills_targets_that_return_empty_or_as_an_old_copy: 560_000..560_008, [EmptyReturns, OldCopyReturns, KillStorage];
     replaces_targets_that_are_lost_for_good: 570_000..570_008, [LoseTargetForGood, KillStorage];
     drained_targets_lose_nothing: 590_000..590_008, [DrainTarget, KillStorage];
+    survives_nodes_that_starve: 610_000..610_006, [StarvedNode];
+    survives_bursts_of_requests: 620_000..620_004, [Burst];
     new_targets_are_used_and_old_ones_leave: 600_000..600_006, [AddTargets, DrainTarget, PartitionPartly];
 }
 
-/// Data is shipped by movers that die, to a home that fails, freezes and loses data that is not durable, while
-/// files are evicted, recalled and changed. No byte is ever zeros, or old; in the end home is equal to the
-/// volume, damage there is reported by name, and a stranger's files there stay until a decision.
+/// Data is shipped by movers that die, to a home that fails, freezes and loses data that is not durable,
+/// while files are evicted, recalled and changed. No byte is ever zeros, or old; in the end home is equal to
+/// the volume, damage there is reported by name, and a stranger's files there stay until a decision.
 #[test]
 fn survives_evictions_and_faults_of_home() {
     use FaultKind::*;

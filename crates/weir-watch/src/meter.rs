@@ -232,6 +232,14 @@ impl Registry {
         }
         sum
     }
+    /// How many values the histograms of one name have, by label.
+    pub fn counts(&self, name: &str) -> Vec<(String, u64)> {
+        let of_name = |((of, _, label), meter): (&Key, &Meter)| match meter {
+            Meter::Histogram(histogram) if *of == name => Some((label.clone(), histogram.read().count)),
+            _ => None,
+        };
+        self.lock().iter().filter_map(of_name).collect()
+    }
     /// The names, each once.
     pub fn names(&self) -> Vec<&'static str> {
         let mut names: Vec<&'static str> = self.lock().keys().map(|key| key.0).collect();

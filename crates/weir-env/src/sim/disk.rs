@@ -26,6 +26,12 @@ impl SimDisk {
         }
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
+    /// A process of the node reads, writes or syncs this number of bytes.
+    fn call(&self, bytes: usize) {
+        if let Some(here) = &self.here {
+            here.core.lock().nodes[here.node].call(bytes);
+        }
+    }
     fn trace(&self, event: &str, numbers: &[u64]) {
         if let Some(here) = &self.here {
             let numbers: Vec<u64> = [here.node as u64].iter().chain(numbers).copied().collect();
@@ -126,6 +132,7 @@ impl SimFile {
 impl File for SimFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         self.check(buf, offset)?;
+        self.disk.call(buf.len());
         let mut state = self.disk.lock()?;
         let chance = state.faults.read_errors_per_million;
         if state.rng.per_million(chance) {
@@ -141,6 +148,7 @@ impl File for SimFile {
         for part in parts {
             self.check(part, offset)?;
         }
+        self.disk.call(parts.iter().map(|part| part.len()).sum());
         let mut state = self.lock_for_change()?;
         let place = state.place_of(&self.name, self.ino, offset)?;
         let mut at = place.unwrap_or(offset);
@@ -158,6 +166,7 @@ impl File for SimFile {
         Ok(())
     }
     fn sync_data(&self) -> io::Result<()> {
+        self.disk.call(0);
         let mut state = self.disk.lock()?;
         let chance = state.faults.sync_errors_per_million;
         let failed = state.rng.per_million(chance);

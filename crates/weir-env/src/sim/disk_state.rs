@@ -10,7 +10,7 @@ use std::path::{Component, Path};
 use std::time::Duration;
 
 /// Faults of a disk.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DiskFaults {
     /// Reads that fail with EIO, per million.
     pub read_errors_per_million: u32,
@@ -29,6 +29,12 @@ pub struct DiskFaults {
     pub delay: Duration,
     /// No blocking task starts or completes.
     pub hangs: bool,
+}
+
+impl DiskFaults {
+    pub(super) fn is_any(&self) -> bool {
+        *self != DiskFaults::default()
+    }
 }
 
 /// A misdirected write hits the beginning of its file, which has data.

@@ -20,20 +20,23 @@ mod disk_state;
 mod net;
 mod node;
 mod pages;
+mod processor;
 mod rng;
+mod view;
 
 use self::{
     core::Core,
     disk::SimDisk,
     disk_state::DiskState,
     node::{Here, Node, NodeClock, NodeRng},
+    processor::Processor,
     rng::SplitMix,
 };
 use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Disk, Env, Instant, Pressure, PressureSource, Rng, Tasks,
     WallTime,
 };
-pub use config::SimConfig;
+pub use config::{ProcessorConfig, SimConfig};
 pub use disk_state::{DiskCopy, DiskFaults};
 use std::{
     future::poll_fn,
@@ -101,11 +104,13 @@ impl World {
         let mut state = self.0.lock();
         let mut wakers = Vec::new();
         if !state.nodes[index].up {
+            state.note_away(index);
             if !state.nodes[index].powered {
                 // Back from a power cut: answers packets of old connections with resets.
                 let at_ns = state.now_ns + self.0.config.latency.1.as_nanos() as u64;
                 wakers = state.net.reset(index, None, at_ns);
             }
+            let now_ns = state.now_ns;
             let node = &mut state.nodes[index];
             node.life += 1;
             (node.up, node.powered) = (true, true);
@@ -113,11 +118,16 @@ impl World {
             node.rng = Arc::new(NodeRng(Mutex::new(rng)));
             node.buffers = BufferPool::new(NODE_CACHE_BYTES);
             node.watch = weir_watch::Shared::new((index as u64 + 1) << 32 | node.life);
+            node.processor = self.0.config.processor.map(|config| {
+                let mut processor = Processor::new(config, now_ns);
+                drop(processor.set_speed(node.speed_ppm, now_ns)); // nothing waits yet
+                processor
+            });
             let life = node.life;
             state.trace("start", &[index as u64, life]);
         }
         let node = &state.nodes[index];
-        let here = Here { core: self.0.clone(), node: index, life: node.life, alone: false };
+        let here = Here { core: self.0.clone(), node: index, life: node.life, lane: None };
         let pressed = here.clone();
         // A new one for each call: an `Env` stored here would keep the world alive for ever.
         let env = Env {
@@ -187,18 +197,27 @@ impl World {
     pub fn pause(&self, name: &str) {
         let index = self.index_or_add(name);
         let mut state = self.0.lock();
-        state.nodes[index].paused = state.nodes[index].up;
+        let now_ns = state.now_ns;
+        let node = &mut state.nodes[index];
+        node.paused = node.up;
+        if let Some(processor) = node.processor.as_mut().filter(|_| node.up) {
+            processor.stop(now_ns);
+        }
         state.trace("pause", &[index as u64]);
     }
     /// Ends a pause.
     pub fn resume(&self, name: &str) {
         let index = self.index_or_add(name);
         let mut state = self.0.lock();
-        state.nodes[index].paused = false;
-        let held = std::mem::take(&mut state.nodes[index].held);
+        state.note_away(index);
+        let now_ns = state.now_ns;
+        let node = &mut state.nodes[index];
+        node.paused = false;
+        let held = std::mem::take(&mut node.held);
+        let waiting = node.processor.as_mut().map(|processor| processor.go_on(now_ns));
         state.trace("resume", &[index as u64]);
         drop(state);
-        held.into_values().for_each(Waker::wake);
+        held.into_values().chain(waiting.into_iter().flatten()).for_each(Waker::wake);
     }
 
     /// Whether the node's process runs.
@@ -223,13 +242,18 @@ impl World {
     }
     /// Ends all partitions and slow links.
     pub fn heal_all(&self) {
-        let wakers = self.0.lock().net.heal_all();
+        let mut state = self.0.lock();
+        (0..state.nodes.len()).for_each(|index| state.note_away(index));
+        let wakers = state.net.heal_all();
+        drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }
     /// Adds `extra` to the latency from `from` to `to`.
     pub fn slow_link(&self, from: &str, to: &str, extra: Duration) {
         let (from, to) = (self.index_or_add(from), self.index_or_add(to));
-        self.0.lock().net.set_slow(from, to, extra);
+        let mut state = self.0.lock();
+        [from, to].into_iter().for_each(|end| state.note_away(end));
+        state.net.set_slow(from, to, extra);
     }
     /// Breaks every connection between two nodes.
     pub fn reset_connections(&self, a: &str, b: &str) {
@@ -277,6 +301,8 @@ impl World {
     }
 
     pub fn set_disk_faults(&self, name: &str, faults: DiskFaults) {
+        let index = self.index_or_add(name);
+        self.0.lock().note_away(index);
         self.with_disk(name, |disk| disk.faults = faults);
     }
     /// Number of writes and syncs of a node's disk that have failed with EIO.
@@ -342,6 +368,7 @@ impl World {
     fn set_blocked(&self, from: &str, to: &str, blocked: bool) {
         let (from, to) = (self.index_or_add(from), self.index_or_add(to));
         let mut state = self.0.lock();
+        [from, to].into_iter().for_each(|end| state.note_away(end));
         state.trace("block", &[from as u64, to as u64, u64::from(blocked)]);
         let wakers = state.net.set_blocked(from, to, blocked);
         drop(state);
@@ -369,6 +396,9 @@ impl World {
             tasks: Default::default(),
             clock,
             pressure: None,
+            processor: None,
+            speed_ppm: Node::FULL_SPEED_PPM,
+            away_ns: None,
             paused: false,
             held: Default::default(),
             kill_at: None,
@@ -386,6 +416,7 @@ impl Core {
         if !powered {
             node.clock = node.clock.rebooted(now_ns);
         }
+        node.processor = None;
         let tasks = std::mem::take(&mut node.tasks);
         let mut wakers: Vec<Waker> = std::mem::take(&mut node.held).into_values().collect();
         node.paused = false;

@@ -121,6 +121,12 @@ impl NetState {
         self.blocked.contains(&(from, to))
     }
 
+    /// Whether a link of the node is cut or slow.
+    pub(super) fn is_impaired(&self, node: usize) -> bool {
+        let of_node = |(from, to): &(usize, usize)| *from == node || *to == node;
+        self.blocked.iter().chain(self.slow.keys()).any(of_node)
+    }
+
     /// Wakes both ends of every pipe, so that they check what has changed.
     fn take_wakers(&mut self) -> Vec<Waker> {
         self.pipes.values_mut().flat_map(|p| [p.reader.take(), p.writer.take()]).flatten().collect()
@@ -373,6 +379,7 @@ impl AsyncRead for SimReader {
             pipe.reader = None;
             state.timers.clear(&mut pipe.arrival);
             let writer = pipe.writer.take();
+            state.nodes[this.here.node].call(buf.filled().len() - before);
             drop(guard);
             if let Some(writer) = writer {
                 writer.wake();
@@ -424,6 +431,7 @@ impl AsyncWrite for SimWriter {
         if n == 0 {
             return Poll::Ready(Ok(0));
         }
+        state.nodes[this.here.node].call(n);
         let latency_ns = state.latency_ns(from, to, config);
         let on_wire_ns = n as u64 * 1_000_000_000 / config.bandwidth_bytes_per_s.max(1);
         let now_ns = state.now_ns;

@@ -4,8 +4,9 @@
 //! that still runs) can no longer access disk or network, nor start tasks: a dead process writes nothing.
 
 use super::{
-    core::{Core, State},
+    core::{Core, State, TimerKey},
     disk_state::DiskState,
+    processor::{Place, Processor, Turn},
     rng::SplitMix,
 };
 use crate::{
@@ -46,6 +47,11 @@ pub(super) struct Node {
     pub(super) clock: NodeClock,
     /// As set by the test.
     pub(super) pressure: Option<Pressure>,
+    pub(super) processor: Option<Processor>,
+    /// Of the processor, in millionths of the configured speed; a restart does not change it.
+    pub(super) speed_ppm: u64,
+    /// See [`super::World::last_away`].
+    pub(super) away_ns: Option<u64>,
     /// Stopped, as by SIGSTOP: no task runs.
     pub(super) paused: bool,
     /// Tasks that would have run meanwhile, in order.
@@ -54,17 +60,32 @@ pub(super) struct Node {
     pub(super) kill_at: Option<(&'static str, u32)>,
 }
 
+impl Node {
+    /// The task that runs now calls the kernel, with this number of bytes.
+    pub(super) fn call(&mut self, bytes: usize) {
+        if let Some(processor) = &mut self.processor {
+            processor.call(bytes);
+        }
+    }
+}
+
 /// One life of one node: all simulated interfaces are bound to it.
 #[derive(Clone)]
 pub(super) struct Here {
     pub(super) core: Arc<Core>,
     pub(super) node: usize,
     pub(super) life: u64,
-    /// Its tasks are those of [`Env::alone`]: a load of the node's processor does not delay them.
-    pub(super) alone: bool,
+    /// The thread of its own ([`Env::alone`]) to which the tasks that it starts belong: a load of the node's
+    /// processor does not delay them.
+    pub(super) lane: Option<&'static str>,
 }
 
 impl Here {
+    /// The same life of the same node. Tasks that are started in it do not wait behind the node's others for
+    /// the processor: they run as on a thread of their own.
+    pub(super) fn alone(&self, lane: &'static str) -> Here {
+        Here { lane: Some(lane), ..self.clone() }
+    }
     pub(super) fn lives_in(&self, state: &State) -> bool {
         let node = &state.nodes[self.node];
         node.up && node.life == self.life
@@ -81,6 +102,37 @@ impl Here {
             node.held.insert(id, cx.waker().clone());
         }
         held
+    }
+    /// The task `id` waits for its turn on the processor, and is woken then.
+    fn waits_for_turn(
+        &self,
+        id: u64,
+        place: &mut Option<Place>,
+        timer: &mut Option<TimerKey>,
+        cx: &Context<'_>,
+    ) -> bool {
+        let mut guard = self.core.lock();
+        let state = &mut *guard;
+        let node = &mut state.nodes[self.node];
+        let Some(processor) = node.processor.as_mut().filter(|_| node.life == self.life) else {
+            return false;
+        };
+        let own = *place.get_or_insert_with(|| processor.queue(state.now_ns, self.lane));
+        match processor.turn(own, state.now_ns, id, cx.waker()) {
+            Turn::Now => {
+                *place = None;
+                state.timers.clear(timer);
+                false
+            }
+            Turn::At(at_ns) => {
+                state.timers.set(timer, at_ns, cx.waker());
+                true
+            }
+            Turn::Stopped => {
+                state.timers.clear(timer);
+                true
+            }
+        }
     }
     pub(super) fn trace(&self, event: &str, numbers: &[u64]) {
         self.core.lock().trace(event, numbers);
@@ -173,7 +225,8 @@ impl TaskRunner for Here {
             return TaskHandle(start(async {}));
         }
         let id = state.next_id();
-        let handle = start(Guarded { here: self.clone(), id, name, work });
+        let guarded = Guarded { here: self.clone(), id, name, work, place: None, timer: None };
+        let handle = start(guarded);
         state.nodes[self.node].tasks.insert(id, handle.clone());
         TaskHandle(handle)
     }
@@ -212,8 +265,8 @@ impl TaskRunner for Here {
         Lane(Arc::new(self.clone()))
     }
 
-    fn alone(&self, _name: &'static str, of: &Env) -> Alone {
-        let tasks = Tasks(Arc::new(Here { alone: true, ..self.clone() }));
+    fn alone(&self, name: &'static str, of: &Env) -> Alone {
+        let tasks = Tasks(Arc::new(Here { lane: Some(name), ..self.clone() }));
         Alone { clock: Clock(of.clock.0.clone()), tasks }
     }
 
@@ -225,7 +278,7 @@ impl TaskRunner for Here {
             let faults = &disk.lock().unwrap_or_else(PoisonError::into_inner).faults;
             !faults.hangs && faults.delay.is_zero()
         };
-        !self.alone && is_well && (self.node as u64 + self.life) % 2 == 1
+        self.lane.is_none() && is_well && (self.node as u64 + self.life) % 2 == 1
     }
     fn end_block(&self) {}
 
@@ -259,13 +312,18 @@ struct Guarded {
     id: u64,
     name: &'static str,
     work: BoxFuture<'static, ()>,
+    /// While it waits for its turn on the processor.
+    place: Option<Place>,
+    timer: Option<TimerKey>,
 }
 
 impl Future for Guarded {
     type Output = ();
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        if this.here.holds_back(this.id, cx) {
+        if this.here.holds_back(this.id, cx)
+            || this.here.waits_for_turn(this.id, &mut this.place, &mut this.timer, cx)
+        {
             return Poll::Pending;
         }
         catch_unwind(AssertUnwindSafe(|| this.work.as_mut().poll(cx))).unwrap_or_else(|panic| {
@@ -280,6 +338,12 @@ impl Future for Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.here.core.lock().nodes[self.here.node].tasks.remove(&self.id);
+        let mut state = self.here.core.lock();
+        let node = &mut state.nodes[self.here.node];
+        node.tasks.remove(&self.id);
+        if let (Some(processor), Some(_)) = (&mut node.processor, self.place) {
+            processor.forget(self.id);
+        }
+        state.timers.clear(&mut self.timer);
     }
 }

@@ -20,6 +20,10 @@ const STALL_MS_MIN: u64 = 11_000;
 /// patience. Together with other faults it ends with them.
 const CUT_MS_MIN: u64 = 31_000;
 
+/// Least duration of [`StarvedNode`], and up to the most; alone or together with other faults, which end
+/// earlier.
+const STARVED_MS: (u64, u64) = (5_000, 60_000);
+
 /// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later full disks come
 /// when it has all the space that a short run needs.
 pub(super) const FULL_FROM_BIRTH: &str = "s1";
@@ -88,6 +92,7 @@ impl Faults {
             // Longer than the lease of the lead: another one takes over.
             TwoCoordinators | CutCoordinatorFromEtcd => lasts.max(Duration::from_millis(DEPOSED_MS_MIN)),
             StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
+            StarvedNode => Duration::from_millis(STARVED_MS.0 + self.rng.below(STARVED_MS.1 - STARVED_MS.0)),
             CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
                 Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
             }
@@ -157,6 +162,8 @@ impl Faults {
                 let n = self.first_nodes() - 1 - self.some_spent(Toll::Lasting);
                 (vec![storage_name(n)], vec![])
             }
+            StarvedNode => (self.some_starved(), vec![]),
+            Burst => ((0..self.options.clients).map(client_name).collect(), vec![]),
             DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
             | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood | DrainTarget => {
@@ -164,6 +171,18 @@ impl Faults {
             }
             _ => (vec![self.coordinator()], vec![]),
         }
+    }
+
+    /// One to three nodes of any role; one time in four all of them.
+    fn some_starved(&self) -> Vec<String> {
+        let roles = self.metas().into_iter().chain(self.cluster.coordinators().names());
+        let clients = (0..self.options.clients).map(client_name);
+        let mut all: Vec<String> = (0..self.nodes()).map(storage_name).chain(roles).chain(clients).collect();
+        if self.rng.below(4) == 0 {
+            return all;
+        }
+        let count = 1 + self.rng.below(3) as usize;
+        (0..count).map(|_| all.remove(self.rng.below(all.len() as u64) as usize)).collect()
     }
 
     /// A metadata node with some clients, and the coordinator with all others. Targets can reach both sides.
@@ -188,17 +207,21 @@ impl Faults {
         {
             return false;
         }
-        let twice = under_way.iter().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
+        // Load takes nothing away: it meets any other fault, but not its own kind.
+        if fault.kind.is_load() {
+            return under_way.iter().all(|f| f.kind != fault.kind);
+        }
+        let under_way = || under_way.iter().filter(|f| !f.kind.is_load());
+        let twice = under_way().any(|f| f.victims.iter().any(|v| fault.victims.contains(v)));
         // One copy of the metadata may be down.
         let of_meta = |f: &Fault| f.victims.iter().chain(&f.others).any(|v| is_meta(v));
-        let twice =
-            twice || self.options.servers.copies > 1 && of_meta(fault) && under_way.iter().any(of_meta);
+        let twice = twice || self.options.servers.copies > 1 && of_meta(fault) && under_way().any(of_meta);
         // A node that returns with another disk while no coordinator leads: see docs/verification.md.
         let pair =
             |one: &Fault, other: &Fault| one.kind == LoseTargetForGood && other.kind.needs_coordinators();
-        let twice = twice || under_way.iter().any(|f| pair(f, fault) || pair(fault, f));
+        let twice = twice || under_way().any(|f| pair(f, fault) || pair(fault, f));
         let mut lost = spent;
-        for f in under_way.iter().chain([fault]).filter(|f| !f.is_beyond_parity()) {
+        for f in under_way().chain([fault]).filter(|f| !f.is_beyond_parity()) {
             lost.extend(f.takes().cloned());
         }
         !twice && lost.len() <= usize::from(self.options.scheme.parity)
