@@ -23,7 +23,7 @@ pub use disk::{DirEntry, Disk, File, OpenMode, Space};
 pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stream, split_shared};
 pub use pace::Pace;
 pub use real::Actor;
-pub use retry::{Backoff, Retry};
+pub use retry::{Backoff, Pauses, Retry};
 pub use tasks::{BlocksHere, Lane, TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.

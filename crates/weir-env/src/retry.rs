@@ -1,5 +1,8 @@
 //! Retries: pauses that double up to a bound, until a deadline.
-use crate::{Clock, Instant};
+//!
+//! Pauses between two nodes are spread: after a restart of one that all others wait for, they do not all ask
+//! in the same moment, again and again.
+use crate::{Clock, Env, Instant, Rng};
 use std::time::Duration;
 
 /// The first pause and the longest.
@@ -9,17 +12,49 @@ pub struct Backoff {
     pub max: Duration,
 }
 
+/// Pauses that double up to a bound, each shortened by a random part of up to a half of it.
+pub struct Pauses {
+    rng: Rng,
+    backoff: Backoff,
+    full: Duration,
+}
+
+impl Pauses {
+    pub fn new(rng: &Rng, backoff: Backoff) -> Pauses {
+        Pauses { rng: rng.clone(), backoff, full: backoff.first }
+    }
+    pub fn next_pause(&mut self) -> Duration {
+        let doubled = (self.full * 2).min(self.backoff.max);
+        spread(std::mem::replace(&mut self.full, doubled), &self.rng)
+    }
+    /// The next pause is the first one again.
+    pub fn restart(&mut self) {
+        self.full = self.backoff.first;
+    }
+}
+
+fn spread(full: Duration, rng: &Rng) -> Duration {
+    let half = full / 2;
+    half + Duration::from_nanos(rng.below(half.as_nanos() as u64 + 1))
+}
+
 /// The attempts of one operation.
 pub struct Retry {
     clock: Clock,
     backoff: Backoff,
     pause: Duration,
     deadline: Instant,
+    /// For pauses that are spread.
+    rng: Option<Rng>,
 }
 
 impl Retry {
     pub fn new(clock: &Clock, backoff: Backoff, deadline: Instant) -> Retry {
-        Retry { clock: clock.clone(), backoff, pause: backoff.first, deadline }
+        Retry { clock: clock.clone(), backoff, pause: backoff.first, deadline, rng: None }
+    }
+    /// For attempts at another node: the pauses are spread.
+    pub fn spread(env: &Env, backoff: Backoff, deadline: Instant) -> Retry {
+        Retry { rng: Some(env.rng.clone()), ..Retry::new(&env.clock, backoff, deadline) }
     }
     /// Whether there is time for a pause and another attempt.
     pub fn has_time(&self) -> bool {
@@ -32,7 +67,8 @@ impl Retry {
     /// The pause before the next attempt, for a caller that waits for another event meanwhile.
     pub fn next_pause(&mut self) -> Duration {
         let doubled = (self.pause * 2).min(self.backoff.max);
-        std::mem::replace(&mut self.pause, doubled)
+        let pause = std::mem::replace(&mut self.pause, doubled);
+        self.rng.as_ref().map_or(pause, |rng| spread(pause, rng))
     }
     pub async fn pause(&mut self) {
         let pause = self.next_pause();
@@ -64,5 +100,28 @@ mod tests {
             assert!(retry.has_time() && retry.next_pause() == ms(10), "30 ms are left");
             assert_eq!(retry.next_pause(), ms(20));
         });
+    }
+
+    #[test]
+    fn nodes_that_fail_together_do_not_retry_together() {
+        let world = World::new(1, SimConfig::default());
+        let backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(500) };
+        let env = world.node("a");
+        let mut at: Vec<Duration> = Vec::new();
+        for _ in 0..64 {
+            let mut pauses = Pauses::new(&env.rng, backoff);
+            let all: Vec<Duration> = (0..10).map(|_| pauses.next_pause()).collect();
+            assert!(all[0] >= backoff.first / 2 && all[0] <= backoff.first, "{all:?}");
+            assert!(all[9] >= backoff.max / 2 && all[9] <= backoff.max, "{all:?}");
+            at.push(all.iter().sum());
+            pauses.restart();
+            assert!(pauses.next_pause() <= backoff.first);
+            let mut retry = Retry::spread(&env, backoff, Instant(u64::MAX));
+            assert!((0..10).map(|_| retry.next_pause()).all(|pause| pause <= backoff.max));
+        }
+        at.sort();
+        let spans = at.windows(2).map(|two| two[1] - two[0]);
+        assert!(spans.max() < Some(Duration::from_millis(150)), "no crowd, no long gap: {at:?}");
+        assert!(at[63] - at[0] > Duration::from_millis(300), "{at:?}");
     }
 }
