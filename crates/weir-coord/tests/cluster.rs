@@ -3,6 +3,8 @@
 mod clocks;
 #[path = "parts/collecting.rs"]
 mod collecting;
+#[path = "parts/overload.rs"]
+mod overload;
 
 use std::collections::BTreeMap;
 use std::path::Path;
