@@ -347,7 +347,7 @@ impl Session {
     ) -> Result<R::Reply> {
         self.births_first::<R>(deadline).await?;
         let _asking = Asking::begin(&self.asking);
-        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
+        let mut retry = Retry::spread(&self.env, RETRY, deadline);
         loop {
             let (e, under) = match self.ready(deadline).await {
                 Ok((connection, session)) => match self.send(&connection, &make(session), deadline).await {
@@ -522,7 +522,7 @@ impl Session {
     /// not hold by themselves: the connection may have outlived the session. At start, and after a time
     /// without a reply.
     pub async fn check(&self, deadline: Instant) -> Result<SessionId> {
-        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
+        let mut retry = Retry::spread(&self.env, RETRY, deadline);
         loop {
             let e = match self.ready(deadline).await {
                 Ok((_, session)) if self.leases_hold() => return Ok(session),

@@ -94,7 +94,7 @@ impl Session {
         let mut taken = self.take_slot(deadline).await.map_err(|e| e.doing(R::NAME))?;
         // The session under which it was sent, and whether it may have happened.
         let (mut sent, mut in_doubt) = (None, false);
-        let mut retry = Retry::new(&self.env.clock, RETRY, deadline);
+        let mut retry = Retry::spread(&self.env, RETRY, deadline);
         loop {
             let result = match self.ready(deadline).await {
                 Ok((connection, session)) => {

@@ -15,6 +15,7 @@ mod lengths;
 mod links;
 mod lives;
 mod locks;
+mod overload;
 mod patience;
 mod quota;
 mod random;
