@@ -226,7 +226,12 @@ impl Inner {
         match self.session.change(self.deadline(), make).await {
             Ok(created) => self.born(batch, &created, revoke_clock),
             Err(e) => {
-                tracing::error!("{} files of directory {dir} could not be created: {e}", batch.len());
+                if let Some(more) = self.env.watch.line("files could not be created") {
+                    tracing::error!(
+                        "{} files of directory {dir} could not be created: {e}{more}",
+                        batch.len()
+                    );
+                }
                 self.doubt_all_names(dir);
                 batch.iter().for_each(|unborn| self.lose_birth(dir, unborn, &e));
             }

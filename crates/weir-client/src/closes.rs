@@ -12,14 +12,14 @@
 use crate::api::{OpenMode, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Birth, Inode};
-use crate::table::closes::Alarm;
+use crate::table::closes::{Alarm, Noted};
 use std::time::Duration;
 use weir_proto::meta::{Close, HeldLease};
-use weir_proto::{ErrorKind, InodeId};
+use weir_proto::{Error, ErrorKind, InodeId};
 
 /// The delay of a close: long enough to collect those of a busy program, too short for a person to notice.
 const PUT_OFF: Duration = Duration::from_millis(20);
-/// Connections that may be lost while one message is being sent.
+/// Connections that may be lost while one message is being sent; messages of a caller that reports.
 const TRIES_MAX: u32 = 8;
 
 impl Inner {
@@ -112,7 +112,7 @@ impl Inner {
             if !pressing {
                 me.env.clock.sleep(PUT_OFF).await;
             }
-            me.report_closes().await;
+            me.report_closes_as(Reporter::Task).await;
         });
     }
 
@@ -142,30 +142,61 @@ impl Inner {
 
     /// Reports all noted closes. The next resume covers those that cannot be reported.
     pub async fn report_closes(&self) {
-        let deadline = self.deadline();
-        for _ in 0..TRIES_MAX {
-            let Ok((connection, session)) = self.session.ready(deadline).await else {
-                self.tables.closes.lock().end_alarm();
-                return;
-            };
+        self.report_closes_as(Reporter::Caller).await;
+    }
+
+    async fn report_closes_as(&self, reporter: Reporter) {
+        let (deadline, mut tries) = (self.deadline(), 0);
+        while tries < TRIES_MAX {
+            let Ok((connection, session)) = self.session.ready(deadline).await else { break };
             let files = {
                 let mut noted = self.tables.closes.lock();
                 if !noted.is_of(connection.id()) {
+                    tries += 1;
                     continue; // a newer connection is being set up
                 }
                 noted.end_alarm();
-                noted.take(|ino| self.known_inode(ino).is_some_and(|inode| inode.lock().is_kept_open()))
-            };
-            if files.is_empty() {
-                return;
-            }
-            let reported = self.session.send(&connection, &Close { session, files }, deadline).await;
-            if let Err(e) = reported {
-                match e.kind {
-                    ErrorKind::Unavailable => tracing::debug!("closes were not reported: {e}"),
-                    _ => tracing::warn!("closes were not reported: {e}"),
+                let files =
+                    noted.take(|ino| self.known_inode(ino).is_some_and(|inode| inode.lock().is_kept_open()));
+                if files.is_empty() {
+                    // Under the same lock: a close that is noted now has its own alarm.
+                    return reporter.ends(&mut noted);
                 }
+                files
+            };
+            let reported = self.session.send(&connection, &Close { session, files }, deadline).await;
+            // A task continues until all are reported; a caller reports what was noted before, not for ever.
+            tries += u32::from(reported.is_err() || matches!(reporter, Reporter::Caller));
+            if let Err(e) = reported {
+                self.log_unreported(&e);
             }
+        }
+        let mut noted = self.tables.closes.lock();
+        noted.end_alarm();
+        reporter.ends(&mut noted);
+    }
+
+    fn log_unreported(&self, e: &Error) {
+        if e.kind == ErrorKind::Unavailable {
+            tracing::debug!("closes were not reported: {e}");
+        } else if let Some(more) = self.env.watch.line("closes were not reported") {
+            tracing::warn!("closes were not reported: {e}{more}");
+        }
+    }
+}
+
+/// The reporter of closes.
+#[derive(Clone, Copy)]
+enum Reporter {
+    /// A task that an alarm has begun.
+    Task,
+    Caller,
+}
+
+impl Reporter {
+    fn ends(self, noted: &mut Noted) {
+        if matches!(self, Reporter::Task) {
+            noted.end_reporter();
         }
     }
 }

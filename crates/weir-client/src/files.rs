@@ -248,7 +248,9 @@ impl Inner {
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: the next holder of the lock sees them.
         if let Err(e) = self.unlock_handle(handle).await {
-            tracing::warn!("file {}: locks of a closed handle: {e}", file.inode.ino);
+            if let Some(more) = self.env.watch.line("locks of a closed handle") {
+                tracing::warn!("file {}: locks of a closed handle: {e}{more}", file.inode.ino);
+            }
         }
         // No caller waits until the leader has counted the close.
         self.note_closed(&file);
@@ -287,7 +289,9 @@ impl Inner {
             let late =
                 |_| Err(Error::deadline("its servers do not answer, and this client is shutting down"));
             if let Err(e) = saved.await.unwrap_or_else(late) {
-                tracing::error!("shutdown: file {} was not saved: {e}", inode.ino);
+                if let Some(more) = self.env.watch.line("a file was not saved at shutdown") {
+                    tracing::error!("shutdown: file {} was not saved: {e}{more}", inode.ino);
+                }
                 first_error = first_error.and(Err(e));
             }
         }

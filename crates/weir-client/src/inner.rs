@@ -267,9 +267,15 @@ impl Inner {
             && differs(&before, &now)
         {
             st.pages.note_not_lent();
-            let (me, ino) = (self.arc(), entry.attr.ino);
+            let ino = entry.attr.ino;
+            let (Some(()), _) = self.tables.drops.attributes.add(ino, ()) else { return };
+            let me = self.arc();
             self.env.tasks.spawn("attributes are others now", async move {
-                me.invalidate(ino, Forget::Attributes).await;
+                let mut next = Some(());
+                while next.is_some() {
+                    me.invalidate(ino, Forget::Attributes).await;
+                    next = me.tables.drops.attributes.next(ino);
+                }
             });
         }
     }
@@ -335,6 +341,12 @@ impl Inner {
             self.session.check(self.deadline()).await?;
         }
         Ok(())
+    }
+    /// A loss in the log: thousands of files may be lost with a session.
+    pub fn log_loss(&self, e: &Error) {
+        if let Some(more) = self.env.watch.line("changes or locks are lost") {
+            tracing::error!("{e}{more}");
+        }
     }
     /// Records a loss for administrators.
     pub fn note_loss(&self, ino: InodeId, e: &Error) {
@@ -451,7 +463,7 @@ impl Inner {
         st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
         if st.is_unsaved() {
             let e = Error::io(format!("file {}: {why}; changes that were not saved are lost", inode.ino));
-            tracing::error!("{e}");
+            self.log_loss(&e);
             self.note_loss(inode.ino, &e);
             st.fail(e);
         }

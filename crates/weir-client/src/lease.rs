@@ -161,10 +161,18 @@ impl Inner {
     /// The kernel drops the file's pages, soon: a thread that waits for a read or write has some of them
     /// locked.
     pub fn drop_unprotected_pages(&self, unprotected: UnprotectedPages) {
+        let ino = unprotected.0.ino;
+        let (begins, surplus) = self.tables.drops.pages.add(ino, Box::new(unprotected));
+        drop(surplus); // another one waits for the same drop
+        let Some(mut unprotected) = begins else { return };
         let me = self.arc();
         self.env.tasks.spawn("drop unprotected pages", async move {
-            me.invalidate(unprotected.0.ino, Forget::All).await;
-            drop(unprotected);
+            loop {
+                me.invalidate(ino, Forget::All).await;
+                drop(unprotected);
+                let Some(next) = me.tables.drops.pages.next(ino) else { return };
+                unprotected = next;
+            }
         });
     }
 
@@ -188,7 +196,7 @@ impl Inner {
                 "file {}: changes could not be saved before another client needed it",
                 inode.ino
             ));
-            tracing::error!("{e}");
+            self.log_loss(&e);
             self.note_loss(inode.ino, &e);
             st.fail(e);
             st.write.drop_dirty();

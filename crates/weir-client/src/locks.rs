@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
+use weir_env::{Backoff, Pauses};
 use weir_proto::lock::{
     CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockOutcome, LockOwner, LockRange, SetLock,
     TestLock,
@@ -22,13 +23,14 @@ use weir_proto::lock::{
 use weir_proto::{Error, InodeId, Result, SessionId};
 use weir_watch::{Object, Reason};
 
-/// A wait without a notification asks again: it may be lost.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
-/// While the leader waits for the clients from before its restart.
-const GRACE_PAUSE: Duration = Duration::from_millis(50);
+/// A wait without a notification asks again: it may be lost. Ten thousand that wait ask 400 times a second
+/// then.
+const ASK_AGAIN: Backoff = Backoff { first: Duration::from_secs(5), max: Duration::from_secs(40) };
+/// While the leader waits for the clients from before its restart: some seconds.
+const GRACE: Backoff = Backoff { first: Duration::from_millis(50), max: Duration::from_secs(1) };
 /// The pause between checks whether an open file elsewhere has been closed. The leader sets how long to
-/// check.
-const CLOSING_PAUSE: Duration = Duration::from_millis(2);
+/// check: a quarter of a second.
+const CLOSING: Backoff = Backoff { first: Duration::from_millis(2), max: Duration::from_millis(32) };
 /// How long the removal of an interrupted wait from the queue may take before the caller returns without its
 /// outcome.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
@@ -73,14 +75,16 @@ impl Inner {
         if wish.kind.is_none() && self.tables.locks.is_unused() {
             return Ok(Locked::Granted);
         }
+        let mut grace = Pauses::new(&self.env.rng, GRACE);
+        let mut closing = Pauses::new(&self.env.rng, CLOSING);
         loop {
             match self.ask_lock(ino, handle, wish, 0).await?.outcome {
                 LockOutcome::Granted => return Ok(Locked::Granted),
                 LockOutcome::Deadlock => return Ok(Locked::Deadlock),
                 LockOutcome::Full => return Ok(Locked::Full),
                 LockOutcome::Held | LockOutcome::Queued => return Ok(Locked::Held),
-                LockOutcome::Grace => self.env.clock.sleep(GRACE_PAUSE).await,
-                LockOutcome::Closing => self.env.clock.sleep(CLOSING_PAUSE).await,
+                LockOutcome::Grace => self.env.clock.sleep(grace.next_pause()).await,
+                LockOutcome::Closing => self.env.clock.sleep(closing.next_pause()).await,
             }
         }
     }
@@ -88,6 +92,8 @@ impl Inner {
     async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
         let ino = self.handle(handle)?.inode.ino;
         let (waiting, mut waits) = (Waiting::new(&self.tables.locks), None);
+        let pauses = |backoff| Pauses::new(&self.env.rng, backoff);
+        let (mut again, mut grace, mut closing) = (pauses(ASK_AGAIN), pauses(GRACE), pauses(CLOSING));
         loop {
             let answer = tokio::select! {
                 biased;
@@ -98,9 +104,9 @@ impl Inner {
                 LockOutcome::Granted => return Ok(Locked::Granted),
                 LockOutcome::Deadlock => return Ok(Locked::Deadlock),
                 LockOutcome::Full => return Ok(Locked::Full),
-                LockOutcome::Grace => GRACE_PAUSE,
-                LockOutcome::Closing => CLOSING_PAUSE,
-                LockOutcome::Held | LockOutcome::Queued => ASK_AGAIN,
+                LockOutcome::Grace => grace.next_pause(),
+                LockOutcome::Closing => closing.next_pause(),
+                LockOutcome::Held | LockOutcome::Queued => again.next_pause(),
             };
             waits.get_or_insert_with(|| self.env.watch.wait(Reason::Lock, Object::new("inode", ino.0)));
             tokio::select! {
@@ -132,7 +138,9 @@ impl Inner {
             if tx.send(locked).is_err() && granted {
                 let undo = LockWish { kind: None, ..wish };
                 if let Err(e) = me.ask_lock(ino, handle, undo, 0).await {
-                    tracing::warn!("file {ino}: a lock without a waiter was not released: {e}");
+                    if let Some(more) = me.env.watch.line("a lock was not released") {
+                        tracing::warn!("file {ino}: a lock without a waiter was not released: {e}{more}");
+                    }
                 }
             }
         });
@@ -187,6 +195,7 @@ impl Inner {
     pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
         let ino = self.handle(handle)?.inode.ino;
         let Some(kind) = wish.kind else { return Ok(None) };
+        let mut grace = Pauses::new(&self.env.rng, GRACE);
         loop {
             let (owner, range) = (wish.owner, wish.range);
             let mut mine = SessionId(0);
@@ -198,7 +207,7 @@ impl Inner {
             let answer = self.session.ask(self.deadline(), test).await?;
             mine.0 = asked.load(Ordering::Relaxed);
             if answer.outcome == LockOutcome::Grace {
-                self.env.clock.sleep(GRACE_PAUSE).await;
+                self.env.clock.sleep(grace.next_pause()).await;
                 continue;
             }
             return Ok(answer.holder.map(|h| InTheWay {
@@ -246,8 +255,9 @@ impl Inner {
 
     async fn unlock_all(&self, ino: InodeId, handle: Handle, owner: LockOwner) -> Result<()> {
         let wish = LockWish { owner, range: LockRange::WHOLE, kind: None, pid: 0 };
+        let mut grace = Pauses::new(&self.env.rng, GRACE);
         while self.ask_lock(ino, handle, wish, 0).await?.outcome == LockOutcome::Grace {
-            self.env.clock.sleep(GRACE_PAUSE).await;
+            self.env.clock.sleep(grace.next_pause()).await;
         }
         Ok(())
     }
@@ -277,7 +287,7 @@ impl Inner {
             let e = Error::io(format!(
                 "file {ino}: {why}, and its locks with it: this open file does nothing any more; close it and open it again"
             ));
-            tracing::error!("{e}");
+            self.log_loss(&e);
             self.note_loss(ino, &e);
             let _ = file.broken.set(e); // the first reason stays
         }

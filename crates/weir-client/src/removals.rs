@@ -118,7 +118,12 @@ impl Inner {
                 self.apply_attr(&removed.parent_attr, revoke_clock);
             }
             Err(e) => {
-                tracing::error!("{} files of directory {dir} could not be removed: {e}", batch.len());
+                if let Some(more) = self.env.watch.line("files could not be removed") {
+                    tracing::error!(
+                        "{} files of directory {dir} could not be removed: {e}{more}",
+                        batch.len()
+                    );
+                }
                 self.doubt_all_names(dir);
                 batch.iter().for_each(|unreported| self.lose_removal(dir, unreported, &e));
             }

@@ -2,13 +2,17 @@
 //! command.
 //!
 //! Mounts and movers need no address. Invariants: a process that is silent delays a collection by its
-//! deadline only; a process with several connections is counted once. Knows nothing of the reports' contents.
+//! deadline only; a process with several connections is counted once; few collections run
+//! at a time, for any number of consoles. Knows nothing of the reports' contents.
 use crate::Cluster;
+use crate::door::Door;
 use crate::shows::shown;
+use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
-use weir_env::Env;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use weir_env::{BoxFuture, Env};
 use weir_proto::map::Role;
 use weir_proto::watch::{ANSWER_BYTES_MAX, Answers, COLLECTED_MAX, Collect, NodeAnswer, NodeReply};
 use weir_proto::{Error, ErrorKind, Request, Result, Wire};
@@ -19,9 +23,94 @@ const PATIENCE_MAX: Duration = Duration::from_secs(10);
 /// How much longer than its deadline a collection may take to answer.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Asks all processes in parallel, this one first. `peers`: in the order of their numbers, from `asked.after`
-/// on.
-pub async fn collect(env: Env, name: String, asked: Collect, peers: Vec<Connection>) -> Result<Reply> {
+/// Collections that run at the same time, each with a call to up to [`COLLECTED_MAX`] processes. Others wait
+/// in order.
+const AT_ONCE: usize = 8;
+/// Commands and consoles that wait for a collection; further ones are refused. They ask every second at most.
+const CALLERS_MAX: usize = 512;
+
+/// The subject of a collection: of two callers with the same question at the same time both get one answer.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Question {
+    method: u16,
+    body: Vec<u8>,
+    after: u64,
+    patience_ms: u32,
+}
+
+/// A part of a collection: the number to continue after, and the answers.
+type Part = (u64, Bytes);
+
+/// The collections that are wanted or run, and their callers.
+pub struct Collections {
+    wanted: Mutex<BTreeMap<Question, Vec<oneshot::Sender<Part>>>>,
+    at_once: Semaphore,
+    callers: Door,
+}
+
+impl Default for Collections {
+    fn default() -> Collections {
+        Collections {
+            wanted: Mutex::default(),
+            at_once: Semaphore::new(AT_ONCE),
+            callers: Door::new(CALLERS_MAX, "collections are waited for"),
+        }
+    }
+}
+
+impl Collections {
+    fn wanted(&self) -> MutexGuard<'_, BTreeMap<Question, Vec<oneshot::Sender<Part>>>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the processes, or waits for another caller's answer to the same question. `peers`: in the order
+    /// of their numbers, from `asked.after` on.
+    pub fn collect(
+        self: &Arc<Self>,
+        (env, name): (&Env, &str),
+        asked: Collect,
+        peers: impl FnOnce() -> Vec<Connection>,
+    ) -> Result<BoxFuture<'static, Result<Reply>>> {
+        let taken = self.callers.take()?;
+        let Collect { method, after, patience_ms, .. } = asked;
+        let question = Question { method, body: asked.body.to_vec(), after, patience_ms };
+        let (report, reported) = oneshot::channel();
+        let is_first = {
+            let mut wanted = self.wanted();
+            let callers = wanted.entry(question.clone()).or_default();
+            callers.push(report);
+            callers.len() == 1
+        };
+        if is_first {
+            let (me, name, peers) = (self.clone(), name.to_owned(), peers());
+            env.tasks.spawn("collection", me.run(env.clone(), name, asked, peers, question));
+        }
+        Ok(Box::pin(async move {
+            let _taken = taken;
+            let (next, answers) =
+                reported.await.map_err(|_| Error::unavailable("the coordinator has stopped"))?;
+            Ok(Reply::with_payload(&weir_proto::watch::Collected { next }, answers))
+        }))
+    }
+
+    async fn run(
+        self: Arc<Self>,
+        env: Env,
+        name: String,
+        asked: Collect,
+        peers: Vec<Connection>,
+        question: Question,
+    ) {
+        let _turn = self.at_once.acquire().await;
+        let part = collect(env, name, asked, peers).await;
+        for caller in self.wanted().remove(&question).unwrap_or_default() {
+            let _ = caller.send(part.clone()); // it has given up
+        }
+    }
+}
+
+/// Asks all processes in parallel, this one first.
+async fn collect(env: Env, name: String, asked: Collect, peers: Vec<Connection>) -> Part {
     let patience = Duration::from_millis(u64::from(asked.patience_ms)).min(PATIENCE_MAX);
     let next = if peers.len() > COLLECTED_MAX { peers[COLLECTED_MAX - 1].id() } else { 0 };
     let peers = &peers[..peers.len().min(COLLECTED_MAX)];
@@ -49,8 +138,7 @@ pub async fn collect(env: Env, name: String, asked: Collect, peers: Vec<Connecti
         answers.push(answer);
     }
     answers.sort_by(|a, b| (a.role, &a.name, a.process).cmp(&(b.role, &b.name, b.process)));
-    let payload = Answers { answers }.to_bytes();
-    Ok(Reply::with_payload(&weir_proto::watch::Collected { next }, bytes::Bytes::from(payload)))
+    (next, Bytes::from(Answers { answers }.to_bytes()))
 }
 
 fn answer(name: &str, role: Role, reply: Result<NodeReply>) -> NodeAnswer {

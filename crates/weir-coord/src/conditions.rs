@@ -3,15 +3,16 @@
 //! A node that falls silent without leaving stays listed for a while: it died, or hangs. Knows nothing of the
 //! reports' contents.
 use crate::cluster::Cluster;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::condition::{
     Condition, Conditions, GetConditions, NodeCondition, ReportCondition, TROUBLES_MAX,
 };
+use weir_proto::frame::BODY_MAX;
 use weir_proto::map::Role;
-use weir_proto::{Request, Result};
+use weir_proto::{Request, Result, Wire};
 use weir_rpc::{Call, Reply};
 
 /// A mount that has been silent for this long has lost its session, and its leases and locks; it is listed no
@@ -21,6 +22,14 @@ const MOUNT_FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Nodes that are kept; beyond that the one that has been silent longest is removed.
 const NODES_MAX: usize = 16_384;
+/// Of all of them: those of 16,384 nodes take some 200 bytes each, and a trouble some 300 more.
+const BYTES_MAX: usize = 32 << 20;
+/// An answer has to fit into one message; the nodes that do not are left out.
+const LISTED_BYTES_MAX: usize = BODY_MAX as usize - (64 << 10);
+/// The bytes of a node there beside its condition and its name.
+const NODE_BYTES: usize = 32;
+/// Interval of the search for silent nodes: not with each report of one of thousands.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// Longest text that is kept, in characters.
 const TEXT_MAX: usize = 500;
 
@@ -57,39 +66,76 @@ impl Cluster {
 }
 
 #[derive(Default)]
-struct ReportedConditions(BTreeMap<(String, Role), (Instant, Condition)>);
+struct ReportedConditions {
+    of: BTreeMap<(String, Role), Kept>,
+    /// Of all of them.
+    bytes: usize,
+    /// When silent nodes were last looked for.
+    swept: Instant,
+}
+
+struct Kept {
+    received: Instant,
+    condition: Condition,
+    bytes: usize,
+}
 
 impl ReportedConditions {
     fn note(&mut self, node: &str, role: Role, condition: Condition, now: Instant) {
         let key = (shown(node), role);
-        self.forget(now);
+        if now.since(self.swept) >= SWEEP_EVERY {
+            self.forget(now);
+        }
+        self.remove(&key);
         if condition.ends {
-            self.0.remove(&key);
             return;
         }
-        if self.0.len() >= NODES_MAX && !self.0.contains_key(&key) {
-            let silent = self.0.iter().min_by_key(|(_, (received, _))| *received).map(|(key, _)| key.clone());
-            silent.map(|key| self.0.remove(&key));
+        let condition = kept(condition);
+        let bytes = condition.to_bytes().len() + key.0.len();
+        while !self.of.is_empty() && (self.of.len() >= NODES_MAX || self.bytes + bytes > BYTES_MAX) {
+            let silent = self.of.iter().min_by_key(|(_, kept)| kept.received).map(|(key, _)| key.clone());
+            silent.map(|key| self.remove(&key));
         }
-        self.0.insert(key, (now, kept(condition)));
+        self.bytes += bytes;
+        self.of.insert(key, Kept { received: now, condition, bytes });
     }
 
+    fn remove(&mut self, key: &(String, Role)) {
+        self.bytes -= self.of.remove(key).map_or(0, |kept| kept.bytes);
+    }
+
+    /// As many as an answer holds, those with troubles first.
     fn list(&mut self, now: Instant) -> Conditions {
         self.forget(now);
-        let node =
-            |((node, role), (received, condition)): (&(String, Role), &(Instant, Condition))| NodeCondition {
-                node: node.clone(),
-                role: *role,
-                last_contact_ms: now.since(*received).as_millis() as u64,
-                condition: condition.clone(),
-            };
-        Conditions { nodes: self.0.iter().map(node).collect() }
+        let mut left = LISTED_BYTES_MAX;
+        let mut fits = |kept: &Kept| {
+            let bytes = kept.bytes + NODE_BYTES;
+            let fits = bytes <= left;
+            left -= if fits { bytes } else { 0 };
+            fits
+        };
+        let has_troubles = |kept: &&Kept| !kept.condition.troubles.is_empty();
+        let with: BTreeSet<_> =
+            self.of.iter().filter(|(_, k)| has_troubles(k) && fits(k)).map(|(key, _)| key).collect();
+        let listed =
+            self.of.iter().filter(|(key, k)| if has_troubles(k) { with.contains(key) } else { fits(k) });
+        let node = |((node, role), kept): (&(String, Role), &Kept)| NodeCondition {
+            node: node.clone(),
+            role: *role,
+            last_contact_ms: now.since(kept.received).as_millis() as u64,
+            condition: kept.condition.clone(),
+        };
+        Conditions { nodes: listed.map(node).collect() }
     }
 
     fn forget(&mut self, now: Instant) {
-        self.0.retain(|(_, role), (received, _)| {
+        self.swept = now;
+        let bytes = &mut self.bytes;
+        self.of.retain(|(_, role), kept| {
             let limit = if *role == Role::Mount { MOUNT_FORGOTTEN_AFTER } else { FORGOTTEN_AFTER };
-            now.since(*received) < limit
+            let stays = now.since(kept.received) < limit;
+            *bytes -= if stays { 0 } else { kept.bytes };
+            stays
         });
     }
 }
@@ -114,6 +160,7 @@ fn shown(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_proto::condition::{NodeTrouble, Severity};
 
     fn at(s: u64) -> Instant {
         Instant(s * 1_000_000_000)
@@ -146,5 +193,44 @@ mod tests {
         let listed = names(&mut conditions, NODES_MAX as u64);
         assert_eq!(listed.len(), NODES_MAX);
         assert!(listed.iter().all(|(name, _)| name != "0"), "the first one is the most silent");
+    }
+
+    fn troubled(count: usize) -> Condition {
+        let text = "it is bad ".repeat(30);
+        let (code, about, action) = ("code".into(), String::new(), String::new());
+        let one = NodeTrouble { code, severity: Severity::Warning, about, text, action };
+        Condition { troubles: vec![one; count], ..Condition::default() }
+    }
+
+    #[test]
+    fn reports_have_a_bound_in_memory_and_in_an_answer() {
+        let mut conditions = ReportedConditions::default();
+        for n in 0..NODES_MAX + 1000 {
+            let condition = troubled(if n % 100 == 0 { TROUBLES_MAX } else { 0 });
+            conditions.note(&format!("mount-{n}:/data"), Role::Mount, condition, at(n as u64 / 100));
+            assert!(conditions.bytes <= BYTES_MAX && conditions.of.len() <= NODES_MAX);
+        }
+        assert_eq!(conditions.bytes, conditions.of.values().map(|kept| kept.bytes).sum::<usize>());
+        let listed = conditions.list(at(200));
+        assert!(listed.to_bytes().len() <= BODY_MAX as usize, "an answer of one message");
+        let with_troubles = listed.nodes.iter().filter(|n| !n.condition.troubles.is_empty()).count();
+        assert!(with_troubles > 40, "{with_troubles} are listed before those without");
+        for n in 0..NODES_MAX + 1000 {
+            let ends = Condition { ends: true, ..Condition::default() };
+            conditions.note(&format!("mount-{n}:/data"), Role::Mount, ends, at(200));
+        }
+        assert_eq!((conditions.bytes, conditions.of.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_oldest_reports_go_when_the_memory_is_used() {
+        let mut conditions = ReportedConditions::default();
+        let one = kept(troubled(TROUBLES_MAX)).to_bytes().len();
+        for n in 0..2 * BYTES_MAX / one {
+            conditions.note(&n.to_string(), Role::Mover, troubled(TROUBLES_MAX), at(n as u64 / 1000));
+        }
+        let count = conditions.of.len();
+        assert!(conditions.bytes <= BYTES_MAX && count > BYTES_MAX / (one + 64), "{count}");
+        assert!(!conditions.of.contains_key(&("0".into(), Role::Mover)));
     }
 }

@@ -3,9 +3,11 @@
 //!
 //! Invariants: the log has a limit, and what lasts is dropped last; a trouble that returns soon is the same
 //! event. The decisions are plain functions of the log; times are given. Knows nothing of what troubles mean.
+use crate::door::busy;
 use crate::records::{decode_events, encode_events};
 use crate::store::{Revision, Store, Swap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::oneshot;
 use weir_env::Env;
 use weir_proto::condition::NodeTrouble;
 use weir_proto::event::{
@@ -21,17 +23,28 @@ pub const EVENTS_KEY: &str = "events";
 const SAME_AGAIN_S: u64 = 60;
 /// Longest text that is kept, in characters.
 const TEXT_MAX: usize = 300;
+/// Reports of consoles that wait for a write of the store: two of each of 64. A console reports again.
+const WAITING_MAX: usize = 128;
 
 /// The log and the store that it is in. It is read when it is needed first.
 pub struct Events {
     env: Env,
     store: Arc<dyn Store>,
     kept: tokio::sync::Mutex<Option<(EventLog, Revision)>>,
+    /// Reports of consoles; all that wait are noted with one write.
+    waiting: Mutex<Vec<Report>>,
+}
+
+/// A console's report that waits for its turn.
+struct Report {
+    troubles: Vec<NodeTrouble>,
+    answer: oneshot::Sender<Result<()>>,
 }
 
 impl Events {
     pub fn new(env: Env, store: Arc<dyn Store>) -> Arc<Events> {
-        Arc::new(Events { env, store, kept: tokio::sync::Mutex::default() })
+        let (kept, waiting) = (tokio::sync::Mutex::default(), Mutex::default());
+        Arc::new(Events { env, store, kept, waiting })
     }
 
     pub fn answer(self: &Arc<Self>, call: &Call) -> Result<Handled> {
@@ -40,9 +53,11 @@ impl Events {
             ReportEvents::METHOD => {
                 let ReportEvents { mut troubles } = call.decode()?;
                 troubles.truncate(REPORTED_MAX);
+                let reported = events.wait(troubles)?;
                 later(async move {
-                    events.change(|log, now_s| Ok(report(log, &troubles, now_s))).await?;
-                    Ok(Reply::new(&()))
+                    events.note_waiting().await;
+                    let stopped = || Error::unavailable("the coordinator has stopped");
+                    reported.await.map_err(|_| stopped())?.map(|()| Reply::new(&()))
                 })
             }
             MarkEvents::METHOD => {
@@ -58,6 +73,39 @@ impl Events {
             }
             _ => return Err(call.unknown()),
         })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Report>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A console's report waits for its turn.
+    fn wait(&self, troubles: Vec<NodeTrouble>) -> Result<oneshot::Receiver<Result<()>>> {
+        let (answer, answered) = oneshot::channel();
+        let mut waiting = self.waiting();
+        if waiting.len() >= WAITING_MAX {
+            return Err(busy(WAITING_MAX, "reports of events wait"));
+        }
+        waiting.push(Report { troubles, answer });
+        Ok(answered)
+    }
+
+    /// Decides on all reports that wait, in their order, with one write.
+    async fn note_waiting(&self) {
+        let mut kept = self.kept.lock().await;
+        let waiting = std::mem::take(&mut *self.waiting());
+        if waiting.is_empty() {
+            return; // another one has noted its report
+        }
+        let decide = |log: &mut EventLog, now_s| {
+            let note = |changed, waits: &Report| report(log, &waits.troubles, now_s) | changed;
+            Ok(waiting.iter().fold(false, note))
+        };
+        let done = self.change_held(&mut kept, decide).await;
+        drop(kept);
+        for waits in waiting {
+            let _ = waits.answer.send(done.clone()); // it has given up
+        }
     }
 
     async fn log(&self) -> Result<EventLog> {
@@ -80,10 +128,18 @@ impl Events {
         kept.as_mut().ok_or_else(|| Error::io("the log of events did not open"))
     }
 
-    /// Decides on a copy, and keeps it once it is durable. `decide` says whether anything changed.
+    /// Decides on a copy, and keeps it once it is durable. `decide` returns whether anything changed.
     async fn change(&self, decide: impl FnOnce(&mut EventLog, u64) -> Result<bool>) -> Result<()> {
         let mut kept = self.kept.lock().await;
-        let held = self.opened(&mut kept).await?;
+        self.change_held(&mut kept, decide).await
+    }
+
+    async fn change_held(
+        &self,
+        kept: &mut Option<(EventLog, Revision)>,
+        decide: impl FnOnce(&mut EventLog, u64) -> Result<bool>,
+    ) -> Result<()> {
+        let held = self.opened(kept).await?;
         let mut draft = held.0.clone();
         if !decide(&mut draft, self.now_s())? {
             return Ok(());
@@ -194,6 +250,10 @@ fn forget_mutes(log: &mut EventLog, now_s: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Embedded;
+    use std::path::Path;
+    use std::time::Duration;
+    use weir_env::sim::{DiskFaults, SimConfig, World};
     use weir_proto::condition::Severity;
 
     fn trouble(code: &str, about: &str) -> NodeTrouble {
@@ -222,6 +282,36 @@ mod tests {
         assert!(report(&mut log, &[trouble("a", "x")], 500));
         assert_eq!(times(&log), [("x", 10, 50), ("y", 30, 50), ("x", 500, 0)]);
         assert_eq!(log.events[2].trouble.text, "it is bad", "no control characters");
+    }
+
+    #[test]
+    fn reports_of_64_consoles_are_noted_with_few_writes() {
+        let world = World::new(1, SimConfig::default());
+        world.clone().run(async move {
+            let env = world.node("c");
+            let events = Events::new(env.clone(), Embedded::open(env.clone(), Path::new("/coord")).unwrap());
+            world.set_disk_faults(
+                "c",
+                DiskFaults { delay: Duration::from_millis(100), ..DiskFaults::default() },
+            );
+            let wait = |n: usize| events.wait(vec![trouble("a", &(n % 64).to_string())]);
+            let mut answers: Vec<_> = (0..WAITING_MAX).map(|n| wait(n).unwrap()).collect();
+            assert!(wait(0).is_err(), "two of each console wait already");
+            for n in 0..3 * WAITING_MAX {
+                if n % 3 == 0 {
+                    env.clock.sleep(Duration::from_millis(1)).await;
+                    answers.extend(wait(n).ok());
+                }
+                let events = events.clone();
+                env.tasks.spawn("note", async move { events.note_waiting().await });
+            }
+            for answer in answers {
+                answer.await.unwrap().unwrap();
+            }
+            let written = events.kept.lock().await.as_ref().unwrap().1;
+            assert!(written <= Revision(8), "{written:?} writes of some 200 reports");
+            assert!(events.waiting().is_empty());
+        });
     }
 
     #[test]

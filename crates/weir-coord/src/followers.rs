@@ -1,28 +1,36 @@
 //! Clients that follow the map: which version each of them has, and the reply to each.
 //!
 //! Knows nothing of other requests of clients.
+use crate::collecting::Collections;
 use crate::decide::Connected;
+use crate::door::Door;
 use crate::news::News;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_env::{BoxFuture, Clock, watch};
+use weir_env::{BoxFuture, Clock, Env, watch};
 use weir_proto::Result;
 use weir_proto::coord::{GetMap, MapReply};
 use weir_proto::map::{ClusterMap, Role};
 use weir_proto::news::{CarriesMap, is_in_payload};
 use weir_proto::version::check_level;
+use weir_proto::watch::Collect;
 use weir_rpc::{Call, Connection, Reply};
 
 /// The longest wait of a `GetMap`.
 const MAP_WAIT_MS_MAX: u32 = 60_000;
+/// Requests for news of the map that wait at the same time: one of each connection that a coordinator serves,
+/// and as many of callers that have given up and asked again.
+const POLLS_MAX: usize = 16_384;
 
 pub struct Followers {
     map: watch::Receiver<Arc<ClusterMap>>,
     news: Arc<News>,
     /// By connection.
     clients: Mutex<BTreeMap<u64, Follower>>,
+    polls: Door,
+    collections: Arc<Collections>,
 }
 
 struct Follower {
@@ -42,7 +50,8 @@ pub struct Known {
 
 impl Followers {
     pub fn new(map: watch::Receiver<Arc<ClusterMap>>, news: Arc<News>) -> Followers {
-        Followers { map, news, clients: Mutex::default() }
+        let polls = Door::new(POLLS_MAX, "requests wait for news of the cluster map");
+        Followers { map, news, clients: Mutex::default(), polls, collections: Arc::default() }
     }
 
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Follower>> {
@@ -59,8 +68,14 @@ impl Followers {
         self.clients().values().map(|client| client.who.clone()).collect()
     }
 
+    /// Asks the processes for their reports.
+    pub fn collect(&self, by: (&Env, &str), asked: Collect) -> Result<BoxFuture<'static, Result<Reply>>> {
+        let after = asked.after;
+        self.collections.collect(by, asked, || self.processes(after))
+    }
+
     /// Connections of nodes, mounts and movers with numbers above `after`, in order.
-    pub fn processes(&self, after: u64) -> Vec<Connection> {
+    fn processes(&self, after: u64) -> Vec<Connection> {
         let clients = self.clients();
         let behind = clients.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, c)| &c.connection);
         behind.filter(|c| c.peer().role != Role::Console).cloned().collect()
@@ -88,7 +103,9 @@ impl Followers {
     /// News of the map, once there are any.
     pub fn get_map(&self, clock: &Clock, call: &Call) -> Result<BoxFuture<'static, Result<Reply>>> {
         let request = call.decode::<GetMap>()?;
+        let taken = self.polls.take()?;
         self.follow(&call.connection, &request)?;
+        let on = call.connection.clone();
         let (clock, mut map, known) = (clock.clone(), self.map.clone(), self.known(&call.connection));
         let known = Known { version: request.newer_than, ..known };
         let patience = Duration::from_millis(u64::from(request.wait_ms.min(MAP_WAIT_MS_MAX)));
@@ -96,7 +113,12 @@ impl Followers {
             // Also an older map than the caller's: a caller that has seen a newer map must detect that the
             // coordinator is an older copy.
             let other = |m: &Arc<ClusterMap>| m.version != request.newer_than;
-            let newer = clock.timeout(patience, map.wait_for(other)).await;
+            let _taken = taken;
+            let newer = tokio::select! {
+                biased;
+                newer = clock.timeout(patience, map.wait_for(other)) => newer,
+                ended = on.closed() => return Err(ended), // no caller is left to answer
+            };
             match newer.ok().and_then(|found| found.ok().map(|m| m.clone())) {
                 Some(map) => known.answer(MapReply { map: Some(map) }),
                 None => Ok(Reply::new(&MapReply { map: None })),

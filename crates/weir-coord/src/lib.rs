@@ -16,6 +16,7 @@ mod conditions;
 mod copies;
 mod cut_links;
 pub mod decide;
+mod door;
 mod enrol;
 mod estimate;
 pub mod etcd;

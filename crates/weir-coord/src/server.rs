@@ -5,10 +5,10 @@
 use crate::addresses::{announced, is_for_others};
 use crate::certified::{Certified, no_certificates};
 use crate::clocks::ReportedClocks;
-use crate::collecting::collect;
 use crate::conditions::Reported;
 use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
+use crate::door::{CROWD_MAX, Door};
 use crate::enrol::Office;
 use crate::events::Events;
 use crate::followers::Followers;
@@ -107,6 +107,8 @@ pub struct Coordinator {
     followers: Followers,
     /// Also read by the owner.
     signs: Arc<SignsOfLife>,
+    /// Events that find the owner's queue full.
+    crowd: Door,
     log: Arc<Events>,
     /// For a cluster with certificates.
     certified: Option<Certified>,
@@ -178,14 +180,14 @@ impl Coordinator {
         };
         env.tasks.spawn("coordinator", owner.run());
         let (announced, waits, clocks, conditions) = Default::default();
-        let followers = Followers::new(published.clone(), news);
         Ok(Arc::new(Coordinator {
             env,
             name,
             events,
+            followers: Followers::new(published.clone(), news),
             map: published,
-            followers,
             signs,
+            crowd: Door::new(CROWD_MAX, "requests wait for a place in the queue"),
             log,
             announced,
             waits,
@@ -274,7 +276,10 @@ impl Coordinator {
         let stopped = move || Error::unavailable(format!("{name}: the coordinator has stopped"));
         // At once: a heartbeat counts when it arrives, even if its sender no longer waits for the answer.
         let full = self.events.try_send(event(answer)).err();
+        let shows_life = [Join::NAME, Heartbeat::NAME, Leave::NAME].contains(&name);
+        let place = (full.is_some() && !shows_life).then(|| self.crowd.take());
         Box::pin(async move {
+            let _place = place.transpose()?;
             if let Some(event) = full {
                 events.send(event.into_inner()).await.map_err(|_| stopped())?;
             }
@@ -436,9 +441,7 @@ impl Coordinator {
                 Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
             }
             Collect::METHOD => {
-                let asked = call.decode::<Collect>()?;
-                let peers = self.followers.processes(asked.after);
-                Handled::Later(Box::pin(collect(self.env.clone(), self.name.clone(), asked, peers)))
+                Handled::Later(self.followers.collect((&self.env, &self.name), call.decode()?)?)
             }
             ReportEvents::METHOD | GetEvents::METHOD | MarkEvents::METHOD => self.log.answer(call)?,
             TokenCreate::METHOD..=CertificateKept::METHOD => {

@@ -5,6 +5,8 @@ mod clocks;
 mod collecting;
 #[path = "parts/life.rs"]
 mod life;
+#[path = "parts/overload.rs"]
+mod overload;
 
 use std::collections::BTreeMap;
 use std::path::Path;

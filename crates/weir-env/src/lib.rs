@@ -25,7 +25,7 @@ pub use net::{Addr, BoxReader, BoxStream, BoxWriter, Caller, Listener, Net, Stre
 pub use pace::Pace;
 pub use pressure::{Pressure, PressureSource};
 pub use real::Actor;
-pub use retry::{Backoff, Retry};
+pub use retry::{Backoff, Pauses, Retry};
 pub use tasks::{Alone, BlocksHere, Lane, TaskHandle, Tasks};
 
 /// A boxed future, for object-safe async seams.

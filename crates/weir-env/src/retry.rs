@@ -1,6 +1,7 @@
 //! Retries: pauses that double up to a bound, until a deadline.
 //!
-//! Callers that failed together must not return together: their pauses are jittered.
+//! Callers that failed together must not return together: their pauses are jittered, also after a restart of a
+//! node that all others wait for.
 use crate::{Clock, Env, Instant, Rng};
 use std::time::Duration;
 
@@ -17,6 +18,28 @@ impl Backoff {
     pub fn pause(&self, failures: u32, dice: u64) -> Duration {
         let full = self.first.saturating_mul(1 << failures.min(16)).min(self.max);
         full - full.mul_f64((dice % (1 << 16)) as f64 / f64::from(1 << 17))
+    }
+}
+
+/// Jittered pauses without a deadline.
+pub struct Pauses {
+    rng: Rng,
+    backoff: Backoff,
+    failures: u32,
+}
+
+impl Pauses {
+    pub fn new(rng: &Rng, backoff: Backoff) -> Pauses {
+        Pauses { rng: rng.clone(), backoff, failures: 0 }
+    }
+    pub fn next_pause(&mut self) -> Duration {
+        let pause = self.backoff.pause(self.failures, self.rng.below(1 << 16));
+        self.failures = self.failures.saturating_add(1);
+        pause
+    }
+    /// The next pause is the first one again.
+    pub fn restart(&mut self) {
+        self.failures = 0;
     }
 }
 
@@ -105,5 +128,28 @@ mod tests {
         }
         assert!(pauses.windows(2).all(|two| two[0][9] != two[1][9]), "{pauses:?}");
         assert_eq!(backoff.pause(1000, 0), backoff.max);
+    }
+
+    #[test]
+    fn nodes_that_fail_together_do_not_retry_together() {
+        let world = World::new(1, SimConfig::default());
+        let backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(500) };
+        let env = world.node("a");
+        let mut at: Vec<Duration> = Vec::new();
+        for _ in 0..64 {
+            let mut pauses = Pauses::new(&env.rng, backoff);
+            let all: Vec<Duration> = (0..10).map(|_| pauses.next_pause()).collect();
+            assert!(all[0] >= backoff.first / 2 && all[0] <= backoff.first, "{all:?}");
+            assert!(all[9] >= backoff.max / 2 && all[9] <= backoff.max, "{all:?}");
+            at.push(all.iter().sum());
+            pauses.restart();
+            assert!(pauses.next_pause() <= backoff.first);
+            let mut retry = Retry::jittered(&env, backoff, Instant(u64::MAX));
+            assert!((0..10).map(|_| retry.next_pause()).all(|pause| pause <= backoff.max));
+        }
+        at.sort();
+        let spans = at.windows(2).map(|two| two[1] - two[0]);
+        assert!(spans.max() < Some(Duration::from_millis(150)), "no crowd, no long gap: {at:?}");
+        assert!(at[63] - at[0] > Duration::from_millis(300), "{at:?}");
     }
 }

@@ -16,6 +16,7 @@ mod filesystem;
 mod from_home;
 mod kernel;
 mod locks;
+mod log;
 mod mounted;
 mod pending_request;
 mod replies;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a request whose interrupt arrived first is interrupted from the start. The kernel never uses a
 //! request's number twice, so a late interrupt does no harm.
+use crate::log;
 use crate::translate as tr;
 use fuser::{Errno, LockOwner};
 use std::collections::{BTreeMap, VecDeque};
@@ -101,7 +102,7 @@ pub fn answer(locked: Result<Locked, Error>) -> Result<(), Errno> {
         Ok(Locked::Full) => Err(Errno::ENOLCK),
         Ok(Locked::Interrupted) => Err(Errno::EINTR),
         Err(e) => {
-            tracing::warn!("{e}");
+            log::warn("a lock failed", &e);
             Err(tr::errno(&e))
         }
     }

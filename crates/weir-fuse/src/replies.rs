@@ -1,5 +1,6 @@
 //! Results of the client as answers to the kernel. Errors become numbers here, and are logged once.
 use crate::kernel::Notices;
+use crate::log;
 use crate::translate as tr;
 use bytes::Bytes;
 use fuser::{
@@ -197,8 +198,13 @@ pub fn reply_xattr(reply: ReplyXattr, buffer_len: u32, result: Result<Bytes>) {
 /// The number for an error; errors that the caller did not cause are logged, once, here.
 pub fn refused(e: &Error) -> Errno {
     use weir_proto::ErrorKind::{Damaged, Deadline, Io, Unavailable};
-    if matches!(e.kind, Damaged | Deadline | Io | Unavailable) {
-        tracing::warn!("{e}");
+    // Named by the kind, so that many of one do not hide another one.
+    match e.kind {
+        Damaged => log::warn("damaged", e),
+        Deadline => log::warn("deadline", e),
+        Io => log::warn("i/o error", e),
+        Unavailable => log::warn("unavailable", e),
+        _ => {}
     }
     tr::errno(e)
 }

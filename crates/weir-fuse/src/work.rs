@@ -3,6 +3,7 @@
 //! The volume of an inode is requested from the leader in the background, once for each directory, so that no
 //! request waits for it: the first rows of a directory have no volume. Knows nothing of what requests do.
 use crate::counts;
+use crate::log;
 use crate::translate::from_kernel_ino;
 use fuser::{INodeNo, Request};
 use std::collections::BTreeMap;
@@ -101,6 +102,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Work {
     pub fn new(client: &Client, runtime: Runtime) -> Arc<Work> {
         let watch = client.watch().clone();
+        log::count_in(&watch);
         let bytes = |direction| watch.counter("weir_client_bytes_total", ("direction", direction));
         Arc::new(Work {
             client: client.clone(),

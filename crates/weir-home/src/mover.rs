@@ -21,12 +21,13 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tuning::Meter;
 use weir_client::Client;
-use weir_env::{BoxFuture, Env, watch};
+use weir_env::{Backoff, BoxFuture, Env, Pauses, watch};
 use weir_proto::relation::{
     Direction, ExtentDone, ExtentWork, HomeIds, ListDone, NameDone, Outcome as Reported, RelationId,
     RelationWork,
 };
 use weir_proto::{ErrorKind, InodeId, VolumeId};
+use weir_watch::Gauge;
 
 mod files;
 mod listing;
@@ -46,8 +47,8 @@ const ASKED_MAX: u64 = 512 << 20;
 const WAIT: Duration = Duration::from_secs(2);
 /// The interval at which a mover asks for its parts of bandwidth limits: meanwhile it may exceed them.
 const LIMITS_EVERY: Duration = Duration::from_secs(1);
-/// Pause after an error of the leader or the network.
-const PAUSE: Duration = Duration::from_millis(500);
+/// Pauses after errors of the leader or the network.
+const PAUSES: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(8) };
 
 /// Opens a home by its URL.
 pub trait OpenHome: Send + Sync + 'static {
@@ -111,8 +112,9 @@ struct Shared {
     opening: Mutex<BTreeMap<RelationId, Vec<RelationWork>>>,
     /// This mover's parts of the relations' bandwidth limits.
     limits: Mutex<BTreeMap<RelationId, u64>>,
-    /// Items in flight.
+    /// Items in flight, and the same for administrators.
     items: AtomicUsize,
+    items_shown: Gauge,
     less: Notify,
 }
 
@@ -191,6 +193,7 @@ impl Mover {
             opening: Mutex::default(),
             limits: Mutex::default(),
             items: AtomicUsize::new(0),
+            items_shown: self.env.watch.gauge("weir_mover_items", ("", "")),
             less: Notify::new(),
         });
         // Ends running work also if this future is dropped.
@@ -267,6 +270,12 @@ impl Shared {
         }
     }
 
+    /// Another try of the same follows: not of all movers in the same moment.
+    async fn pause(&self) {
+        let pause = Pauses::new(&self.env.rng, PAUSES).next_pause();
+        self.env.clock.sleep(pause).await;
+    }
+
     /// Until an error: only the leader knows the work in a reply that was lost.
     async fn ship(self: &Arc<Self>) {
         let (shared, mut leader) = (self, 0);
@@ -287,7 +296,7 @@ impl Shared {
                 }
                 Err(e) => {
                     tracing::debug!("no work: {e}");
-                    return shared.env.clock.sleep(PAUSE).await;
+                    return shared.pause().await;
                 }
             }
         }
@@ -295,7 +304,7 @@ impl Shared {
 
     /// Does not wait for homes that are slow to open.
     fn begin(self: &Arc<Self>, work: RelationWork) {
-        self.items.fetch_add(items_of(&work), Relaxed);
+        self.show_items(self.items.fetch_add(items_of(&work), Relaxed) + items_of(&work));
         let mut opening = lock(&self.opening);
         if let Some(waiting) = opening.get_mut(&work.relation) {
             return waiting.push(work);
@@ -421,8 +430,12 @@ impl Shared {
     }
 
     fn end_items(&self, count: usize) {
-        self.items.fetch_sub(count, Relaxed);
+        self.show_items(self.items.fetch_sub(count, Relaxed) - count);
         self.less.notify_one();
+    }
+
+    fn show_items(&self, count: usize) {
+        self.items_shown.set(count as i64); // at most ITEMS_MAX, and what one reply has
     }
 
     /// Reports finished work to the leader: everything that is ready in one message.

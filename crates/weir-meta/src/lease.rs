@@ -385,6 +385,11 @@ impl LeaseTable {
         }
         new
     }
+    /// Whether another session is being asked for a lease above this kind: an operation that needs that is
+    /// woken by its answer.
+    pub fn is_revoking(&self, session: SessionId, ino: InodeId, keep: LeaseKind) -> bool {
+        self.states.get(&ino).is_some_and(|s| s.others(session).any(|(_, h)| h.revoking && h.kind > keep))
+    }
     /// The client has answered, or never will.
     pub fn end_revoke(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
         if self.states.get(&ino).is_some_and(|s| s.get(session).is_some()) {

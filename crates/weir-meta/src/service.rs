@@ -65,6 +65,16 @@ impl Meta {
         (state.sessions.len(), state.leases.len())
     }
 
+    /// The number of requests that may wait here, for tests.
+    pub fn set_waiting_max(&self, max: usize) {
+        self.leader.door.set_waiting_max(max);
+    }
+
+    /// Requests that wait here, and hints in flight to clients, for tests.
+    pub fn waiting(&self) -> (usize, usize) {
+        self.leader.door.counts()
+    }
+
     /// Records of a relation, for tests.
     pub fn relation_records(&self, relation: weir_proto::relation::RelationId) -> usize {
         let mut count = 0;
@@ -78,19 +88,30 @@ impl Meta {
 }
 
 impl Meta {
-    /// The answer of a long call: the leadership may have been lost meanwhile.
-    fn while_it_leads(&self, work: BoxFuture<'static, Result<Reply>>) -> BoxFuture<'static, Result<Reply>> {
+    /// A call that waits, as long as its connection lives; refused if too many do. The leadership may be lost
+    /// meanwhile.
+    fn wait(&self, on: Connection, work: BoxFuture<'static, Result<Reply>>) -> Handled {
+        let taken = match self.leader.door.wait() {
+            Ok(taken) => taken,
+            Err(e) => return Handled::Now(Err(e)),
+        };
         let leader = self.leader.clone();
-        Box::pin(async move {
-            let result = work.await;
+        Handled::Later(Box::pin(async move {
+            let _taken = taken;
+            let result = tokio::select! {
+                biased;
+                result = work => result,
+                ended = on.closed() => return Err(ended), // no caller is left to answer
+            };
             leader.config.right.wait(&leader.env).await?;
             result
-        })
+        }))
     }
 }
 
 impl Service for Meta {
     fn handle(&self, call: Call) -> Handled {
+        let on = call.connection.clone();
         match self.dispatch(&call) {
             Outcome::Ready(seq, result) if self.leader.may_reply(seq) => Handled::Now(result),
             Outcome::Ready(seq, result) => {
@@ -100,11 +121,12 @@ impl Service for Meta {
                     result
                 }))
             }
-            Outcome::Waits(work) => Handled::Later(self.while_it_leads(work)),
+            Outcome::Waits(work) => self.wait(on, work),
         }
     }
 
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
+        let on = call.connection.clone();
         match self.dispatch(&call) {
             Outcome::Ready(seq, result) if self.leader.may_reply(seq) => Some(Handled::Now(result)),
             Outcome::Ready(seq, result) => {
@@ -113,7 +135,7 @@ impl Service for Meta {
                 }
                 None
             }
-            Outcome::Waits(work) => Some(Handled::Later(self.while_it_leads(work))),
+            Outcome::Waits(work) => Some(self.wait(on, work)),
         }
     }
 
@@ -138,8 +160,7 @@ impl Service for Meta {
             }
         }
         drop(state);
-        let leader = self.leader.clone();
-        self.leader.env.tasks.spawn("end dead sessions", async move { end_dead_sessions_soon(leader).await });
+        end_dead_sessions_soon(&self.leader);
     }
 }
 

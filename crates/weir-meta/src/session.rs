@@ -12,7 +12,7 @@ use crate::record::{Record, SessionRecord};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use weir_env::Instant;
 use weir_kv::{Read, Scan};
 use weir_proto::lock::HeldLock;
@@ -23,6 +23,10 @@ use weir_rpc::Connection;
 /// How long a silent client keeps holdings that no other client needs: longer than a mount waits for a server
 /// by default.
 const SPARED_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// Revokes that one client is asked to answer at the same time, the others in order after them: each may need
+/// a change of the client before its answer, and a client has this number of changes in flight.
+pub const REVOKES_AT_ONCE: usize = SLOTS as usize;
 
 /// A registered client.
 pub struct Session {
@@ -48,6 +52,8 @@ pub struct Session {
     pub locks_on: u64,
     /// Notified when the session has a new connection or is gone.
     pub moved: Arc<Notify>,
+    /// Revokes that the client may be asked to answer at the same time; closed with the session.
+    pub revokes: Arc<Semaphore>,
 }
 
 impl Session {
@@ -72,6 +78,7 @@ impl Session {
             applied: [0; SLOTS as usize],
             naming: (0, Vec::new()),
             moved: Arc::default(),
+            revokes: Arc::new(Semaphore::new(REVOKES_AT_ONCE)),
         }
     }
 }

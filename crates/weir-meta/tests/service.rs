@@ -6,6 +6,8 @@ mod births;
 mod common;
 #[path = "service/grace.rs"]
 mod grace;
+#[path = "service/overload.rs"]
+mod overload;
 #[path = "service/recall.rs"]
 mod recall;
 #[path = "service/relation_ends.rs"]

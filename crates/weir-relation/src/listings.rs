@@ -11,6 +11,10 @@ use weir_proto::{Error, InodeId, Result, SessionId};
 /// retried.
 const FAILED_FOR: Duration = Duration::from_secs(10);
 
+/// Directories that are remembered because clients want them: as many as operations wait at a leader. A home
+/// that hangs is asked for no more; each takes some 40 bytes.
+const WANTED_MAX: usize = 64 << 10;
+
 /// Directories with a remembered failure.
 const FAILED_MAX: usize = 1024;
 
@@ -36,14 +40,21 @@ impl Listings {
             }
             self.failed.remove(&dir);
         }
-        if !self.out.contains_key(&dir) {
-            self.wanted.insert(dir);
+        if self.out.contains_key(&dir) || self.wanted.contains(&dir) {
+            return Ok(());
         }
+        if self.wanted.len() >= WANTED_MAX {
+            return Err(Error::unavailable(format!(
+                "{WANTED_MAX} directories are to be read at home before directory {dir}: try again"
+            )));
+        }
+        self.wanted.insert(dir);
         Ok(())
     }
-    /// A directory is to be rescanned; returns whether that is new.
+    /// A directory is to be rescanned; returns whether that is new. With too many before it, it comes in its
+    /// turn.
     pub fn want_rescan(&mut self, dir: InodeId, now: Instant) -> bool {
-        self.is_free(dir, now) && self.wanted.insert(dir)
+        self.wanted.len() < WANTED_MAX && self.is_free(dir, now) && self.wanted.insert(dir)
     }
     /// Whether a mover reads it.
     pub fn is_out(&self, dir: InodeId) -> bool {
@@ -90,6 +101,21 @@ impl Listings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_wanted_from_a_home_that_hangs_have_a_bound() {
+        let mut listings = Listings::default();
+        let (mut refused, all) = (0, 2 * WANTED_MAX as u64);
+        for n in 0..all {
+            listings.want_rescan(InodeId(2 * n), Instant(0));
+            refused += u64::from(listings.want(InodeId(2 * n + 1), Instant(0)).is_err());
+        }
+        assert_eq!(listings.wanted.len(), WANTED_MAX);
+        assert_eq!(refused, all - WANTED_MAX as u64 / 2);
+        listings.want(InodeId(1), Instant(0)).unwrap(); // it is among them
+        listings.wanted.pop_last();
+        listings.want(InodeId(u64::MAX), Instant(0)).unwrap();
+    }
 
     #[test]
     fn unreadable_data_is_reported_for_a_while_and_tried_again() {

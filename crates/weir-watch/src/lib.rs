@@ -7,11 +7,13 @@
 #![forbid(unsafe_code)]
 
 mod history;
+mod lines;
 mod meter;
 mod top;
 mod wait;
 
 pub use history::{HOUR_POINTS, History, MINUTES_KEPT, SERIES_MAX};
+pub use lines::{LeftOut, Lines};
 pub use meter::{Counter, Family, Gauge, Histogram, Kind, Observed, Reading, Registry, bucket_bound};
 pub use top::{Row, TOP_SECONDS, Tops, Work};
 pub use wait::{EndedWait, KEPT_NS, Object, Reason, VISIBLE_NS, WaitGuard, WaitRecord, Waits};
@@ -33,6 +35,7 @@ pub struct Shared {
     pub waits: Arc<Waits>,
     pub tops: Tops,
     pub history: History,
+    pub lines: Lines,
     /// Set by a program that has some.
     pub facts: OnceLock<Facts>,
 }
@@ -46,6 +49,7 @@ impl Shared {
             waits: Arc::new(Waits::new()),
             tops: Tops::default(),
             history: History::default(),
+            lines: Lines::default(),
             facts: OnceLock::new(),
         })
     }
@@ -88,6 +92,11 @@ impl Watch {
     }
     pub fn histogram(&self, name: &'static str, label: (&'static str, &str)) -> Histogram {
         self.shared.meters.histogram(name, label)
+    }
+    /// Whether a line of this kind is logged now, and how many like it were left out before it. For lines
+    /// whose number follows from the number of requests.
+    pub fn line(&self, kind: &'static str) -> Option<LeftOut> {
+        self.shared.lines.admit(kind, self.now_ns())
     }
     /// Takes the samples that are due.
     pub fn sample(&self) {

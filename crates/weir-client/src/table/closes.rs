@@ -15,6 +15,10 @@ const NOTED_MAX: usize = 64;
 const KEPT: Duration = Duration::from_secs(30);
 /// Most closes that are kept: each takes some 40 bytes here, and at the leader no more than its file's lease.
 const KEPT_MAX: usize = 16 * 1024;
+/// Tasks that report closes at the same time, each in messages of many: while a leader does not answer, no
+/// more begin.
+const REPORTERS_MAX: usize = 4;
+
 #[derive(Default)]
 pub struct Closes(Mutex<Noted>);
 
@@ -31,6 +35,8 @@ pub struct Noted {
     kept_since: Option<Instant>,
     /// A report is scheduled.
     alarmed: bool,
+    /// Tasks that report, or are about to.
+    reporters: usize,
 }
 
 impl Closes {
@@ -84,7 +90,7 @@ impl Noted {
     }
     /// Counts from a new connection on.
     pub fn begin(&mut self, connection: u64) {
-        *self = Noted { connection, ..Noted::default() };
+        *self = Noted { connection, reporters: self.reporters, ..Noted::default() };
     }
     pub fn is_of(&self, connection: u64) -> bool {
         self.connection == connection
@@ -123,7 +129,14 @@ impl Noted {
         }
         let pressing = pressing || self.files.len() >= NOTED_MAX;
         let is_new = !std::mem::replace(&mut self.alarmed, true);
-        (pressing || is_new).then_some(Alarm { pressing })
+        let begins = (pressing || is_new) && self.reporters < REPORTERS_MAX;
+        self.reporters += usize::from(begins);
+        begins.then_some(Alarm { pressing })
+    }
+    /// A task that began with an alarm ends: a close that is noted from now on has another alarm.
+    pub fn end_reporter(&mut self) {
+        self.alarmed = false;
+        self.reporters -= 1;
     }
     pub fn end_alarm(&mut self) {
         self.alarmed = false;
@@ -132,6 +145,7 @@ impl Noted {
     /// Panics where an invariant of this table does not hold.
     pub fn check(&self) {
         assert!(self.files.values().all(|(reads, writes)| reads + writes > 0), "a close is of an open");
+        assert!(self.reporters <= REPORTERS_MAX, "few tasks report");
         assert!([&self.kept, &self.older].iter().all(|kept| kept.values().all(|reads| *reads > 0)));
     }
 }
@@ -139,4 +153,34 @@ impl Noted {
 /// The noted closes have to be reported, at once or soon.
 pub struct Alarm {
     pub pressing: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_thousand_closes_have_few_reporters() {
+        let mut noted = Noted::default();
+        let close = |noted: &mut Noted, n| {
+            noted.add(InodeId(n), 1, 0);
+            noted.check();
+            noted.alarm(true).is_some()
+        };
+        let begun = (1..=10_000).filter(|n| close(&mut noted, *n)).count();
+        assert_eq!(begun, REPORTERS_MAX, "while none of them gets an answer");
+        noted.begin(7);
+        assert!(!close(&mut noted, 1), "they report on the next connection, too");
+        let mut reported = 0;
+        loop {
+            noted.end_alarm();
+            match noted.take(|_| false).len() {
+                0 => break noted.end_reporter(),
+                some => reported += some,
+            }
+        }
+        assert_eq!(reported, 1, "a resume has named the others");
+        assert!(close(&mut noted, 2), "the next one has a reporter again");
+        assert!(!close(&mut noted, 3));
+    }
 }

@@ -4,6 +4,7 @@ mod births;
 mod caches;
 mod clones;
 mod contents;
+mod crowded;
 mod drains;
 mod floors;
 mod founding;

@@ -8,7 +8,7 @@ use crate::attach::keeps_access_times;
 use crate::mounted::Mounted;
 use crate::replies::*;
 use crate::snapshots::{is_snapshot, is_snapshot_handle};
-use crate::{callers, locks, translate as tr};
+use crate::{callers, locks, log, translate as tr};
 use fuser::{
     Errno, FileHandle, INodeNo, LockOwner, OpenFlags, ReplyCreate, ReplyEmpty, ReplyLock, ReplyOpen, Request,
 };
@@ -143,7 +143,7 @@ impl Mounted {
             let saved = if is_inherited { Ok(()) } else { client.flush(handle(fh)).await };
             // After the bytes: the next holder of the lock sees them.
             if let Err(e) = client.unlock_owner(handle(fh), locks::owner(owner, false)).await {
-                tracing::warn!("unlock at close: {e}");
+                log::warn("unlock at close", format_args!("unlock at close: {e}"));
             }
             saved
         };
@@ -219,7 +219,8 @@ impl Mounted {
         let undo = move |locked: Result<Locked>| async move {
             let held = wish.kind.is_some() && locked.is_ok_and(|l| l == Locked::Granted);
             if held && let Err(e) = of.try_lock(fh, LockWish { kind: None, ..wish }).await {
-                tracing::warn!("the lock of a program that is gone was not released: {e}");
+                let why = format_args!("the lock of a program that is gone was not released: {e}");
+                log::warn("a lock was not released", why);
             }
         };
         if !sleep || wish.kind.is_none() {
@@ -247,7 +248,10 @@ fn closer(
             if let Ok(opened) = opened
                 && let Err(e) = client.release(opened.handle).await
             {
-                tracing::warn!("close the file of a program that is gone: {e}");
+                log::warn(
+                    "a file was not closed",
+                    format_args!("close the file of a program that is gone: {e}"),
+                );
             }
         })
     }

@@ -35,6 +35,8 @@ use weir_proto::{Error, ErrorKind, Result};
 
 /// Missing entries of a backup that are recorded by name; further ones are counted.
 const MISSING_NAMED_MAX: usize = 10_000;
+/// The same in the log.
+const MISSING_LOGGED_MAX: u64 = 100;
 /// Entries of a listing at home.
 const LISTED_AT_ONCE: usize = 256;
 /// How far the newest backup's date may be ahead of the clock, in seconds.
@@ -80,9 +82,11 @@ impl Progress {
         self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn miss(&self, path: String, why: String) {
-        tracing::warn!("backup: {path} is not in it: {why}");
         let mut missing = self.missing();
         missing.count += 1;
+        if missing.count <= MISSING_LOGGED_MAX {
+            tracing::warn!("backup: {path} is not in it: {why}");
+        }
         if missing.named.len() < MISSING_NAMED_MAX {
             missing.named.push(Gap { path, why });
         }

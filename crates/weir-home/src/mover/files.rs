@@ -4,7 +4,7 @@
 //! Invariants: later parts of a file do not reach home before earlier ones; a range is reported as done
 //! when it is durable at home.
 use super::names::{attrs_of, expect, make_again};
-use super::{Done, PAUSE, Relation, Shared, lock, reported};
+use super::{Done, Relation, Shared, lock, reported};
 use crate::tuner::{self, FILE_WORK};
 use crate::{Fingerprint, HomePath, HomeWriter};
 use bytes::Bytes;
@@ -23,7 +23,7 @@ impl Shared {
     pub(super) async fn recover(&self, relation: &Relation, ino: InodeId) {
         if let Err(e) = self.client.recover_file(ino).await {
             tracing::debug!("recover inode {ino}, whose writer died: {e}");
-            self.env.clock.sleep(PAUSE).await;
+            self.pause().await;
         }
         let _ = relation.done.send(Done::Orphan(ino)); // ends with this mover
     }
@@ -198,8 +198,10 @@ impl Shared {
             ErrorKind::Damaged => Reported::Refused { why: format!("its data here cannot be read: {e}") },
             ErrorKind::NotFound | ErrorKind::Stale => Reported::Moved {},
             _ => {
-                tracing::warn!("read what is to be shipped: {e}");
-                self.env.clock.sleep(PAUSE).await;
+                if let Some(more) = self.env.watch.line("read what is to be shipped") {
+                    tracing::warn!("read what is to be shipped: {e}{more}");
+                }
+                self.pause().await;
                 Reported::Moved {}
             }
         }

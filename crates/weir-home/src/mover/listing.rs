@@ -32,7 +32,7 @@ impl Shared {
         let mut left = Vec::new();
         loop {
             let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| reported_of_directory(&f))?;
-            left.extend(shown(relation, &path, listing.entries));
+            left.extend(self.shown(relation, &path, listing.entries));
             while !left.is_empty() || listing.end {
                 let rest = left.split_off(fits_a_message(&left));
                 let part = std::mem::replace(&mut left, rest);
@@ -55,7 +55,7 @@ impl Shared {
             let page = relation.home.list(&path, after.as_deref(), PAGE).await;
             let page = page.map_err(|f| reported_of_directory(&f))?;
             let last = page.entries.last().map(|entry| entry.name.clone());
-            let mut left = shown(relation, &path, page.entries);
+            let mut left = self.shown(relation, &path, page.entries);
             // A home that stores names in another form has its own order: then one page is the whole
             // directory, or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
@@ -114,17 +114,22 @@ fn refused(e: &Error) -> Reported {
     }
 }
 
-/// The entries of a listing that pass the map.
-fn shown(relation: &Relation, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<HomeEntry> {
-    let passes = |entry: &ListEntry| {
-        let passes = relation.home.lets_through(entry.found.fingerprint.kind);
-        if !passes {
-            let (home, name) = (relation.home.url(), entry.name.escape_ascii());
-            tracing::warn!("{home}: {name} in {dir} is a device and is skipped: no rule allows devices");
-        }
-        passes
-    };
-    entries.into_iter().filter(passes).map(home_entry).collect()
+impl Shared {
+    /// The entries of a listing that pass the map.
+    fn shown(&self, relation: &Relation, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<HomeEntry> {
+        let passes = |entry: &ListEntry| {
+            let passes = relation.home.lets_through(entry.found.fingerprint.kind);
+            if !passes {
+                let (home, name) = (relation.home.url(), entry.name.escape_ascii());
+                let device = format_args!("{home}: {name} in {dir} is a device and is skipped");
+                if let Some(more) = self.env.watch.line("a device is skipped") {
+                    tracing::warn!("{device}: no rule allows devices{more}");
+                }
+            }
+            passes
+        };
+        entries.into_iter().filter(passes).map(home_entry).collect()
+    }
 }
 
 fn home_entry(entry: ListEntry) -> HomeEntry {

@@ -1,9 +1,10 @@
 //! Recalls of evicted bytes: readers wait for them, so nothing else delays them.
-use super::{HomeOf, HomeUse, PAUSE, Shared, WAIT};
+use super::{HomeOf, HomeUse, PAUSES, Shared, WAIT};
 use crate::recall;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 use weir_client::Recall;
+use weir_env::Pauses;
 use weir_proto::ErrorKind;
 use weir_proto::recall::Learned;
 use weir_proto::relation::Direction;
@@ -15,14 +16,18 @@ impl Shared {
     /// Recalls evicted bytes until the session ends: readers wait for it, so nothing else delays it.
     pub(super) async fn recalls(self: &Arc<Self>) {
         let free = Arc::new(Semaphore::new(RECALLS_AT_ONCE));
+        let mut pauses = Pauses::new(&self.env.rng, PAUSES);
         loop {
             let Ok(first) = free.clone().acquire_owned().await else { return };
             let max = 1 + free.available_permits() as u32;
             let taken = match self.client.take_recalls(max, WAIT).await {
-                Ok(taken) => taken,
+                Ok(taken) => {
+                    pauses.restart();
+                    taken
+                }
                 Err(e) => {
                     tracing::debug!("no recalls: {e}");
-                    self.env.clock.sleep(PAUSE).await;
+                    self.env.clock.sleep(pauses.next_pause()).await;
                     continue;
                 }
             };
@@ -43,7 +48,9 @@ impl Shared {
         let done = match self.carry_out(&recall).await {
             Ok(learned) => self.client.filled_with(recall, learned).await,
             Err(failed) => {
-                tracing::warn!("{what} could not be recalled: {}", failed.why);
+                if let Some(more) = self.env.watch.line("a recall failed") {
+                    tracing::warn!("{what} could not be recalled: {}{more}", failed.why);
+                }
                 self.client.recall_failed(recall, &failed.why, failed.retry).await
             }
         };
@@ -56,7 +63,7 @@ impl Shared {
         self: &Arc<Self>,
         recall: &Recall,
     ) -> std::result::Result<Option<Learned>, recall::Failed> {
-        let mut before = None;
+        let (mut before, mut pauses) = (None, Pauses::new(&self.env.rng, PAUSES));
         loop {
             let place = self.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
                 recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
@@ -71,7 +78,7 @@ impl Shared {
                 // fingerprint has changed, too.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
                     before = Some(place);
-                    self.env.clock.sleep(PAUSE).await;
+                    self.env.clock.sleep(pauses.next_pause()).await;
                 }
                 done => return done,
             }

@@ -12,6 +12,7 @@ mod cases;
 mod directory;
 #[path = "../../../weir-client/tests/lab/mod.rs"]
 mod lab;
+mod mover;
 mod service;
 
 use std::{path::Path, sync::Arc, time::Duration};

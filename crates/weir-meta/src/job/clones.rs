@@ -78,7 +78,10 @@ impl CloneLister {
             }
             Err(e) if e.kind == ErrorKind::Io => return Err(e),
             Err(e) => {
-                tracing::warn!(volume = %volume, directory = %dir, "a clone's directory is not listed: {e}");
+                if let Some(more) = leader.env.watch.line("a clone's directory is not listed") {
+                    let directory = dir;
+                    tracing::warn!(%volume, %directory, "a clone's directory is not listed: {e}{more}");
+                }
                 self.failed(dir, e.context);
             }
         }

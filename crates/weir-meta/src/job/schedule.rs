@@ -136,7 +136,7 @@ impl Scheduler {
             let (mut taken, mut obstacles) = (None, Obstacles::default());
             let (step, wait, newest) = {
                 let mut state = leader.lock();
-                state.give_up(&mut gate.parked);
+                state.unpark(&mut gate.parked);
                 match gate.is_mine(&mut state, volume)? {
                     false => (None, None, state.newest),
                     true => {
@@ -145,7 +145,8 @@ impl Scheduler {
                                 taken = snapshot::take_scheduled(cx, volume)?;
                                 Ok(())
                             });
-                        let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut gate.parked));
+                        let wait = (!obstacles.is_empty())
+                            .then(|| state.park(NO_SESSION, &obstacles, &mut gate.parked));
                         (Some(step), wait, state.newest)
                     }
                 }

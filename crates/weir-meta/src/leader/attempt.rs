@@ -2,6 +2,7 @@
 //!
 //! Invariants: the state that an operation saw and its grants belong to one moment. A change whose slot holds
 //! its reply already is not repeated.
+use super::state::Parked;
 use super::{Leader, NO_SESSION, State};
 use crate::access::Mount;
 use crate::crash_points;
@@ -28,14 +29,14 @@ impl Leader {
         state: &mut State,
         request: &R,
         on: &Connection,
-        parked: &mut Vec<InodeId>,
+        parked: &mut Parked,
     ) -> Result<(Step, Obstacles)> {
         state.unpark(parked);
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
         session.last_contact = self.env.clock.now();
-        if let Some(wait) = self.wait_for_absent(state, request)? {
-            return Ok((Step::Wait(wait), Obstacles::default()));
+        if self.waits_for_absent(state, request)? {
+            return Ok((Step::Wait(state.park_for_absent(id, parked)), Obstacles::default()));
         }
         let mount = self.mount_at(state, on);
         let mut obstacles = std::mem::take(&mut state.obstacles);
@@ -48,7 +49,9 @@ impl Leader {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
                 // The change stands, even if it could not be audited.
                 if let Err(e) = witness(&self.kv, rules, request, on, failed, namespace::admit::find_place) {
-                    tracing::error!("{} was not recorded: {e}", R::NAME);
+                    if let Some(more) = self.env.watch.line("not recorded") {
+                        tracing::error!("{} was not recorded: {e}{more}", R::NAME);
+                    }
                 }
             }
             return ran.map(|reply| (Step::Done(reply, state.newest), Obstacles::default()));
@@ -60,7 +63,7 @@ impl Leader {
                 Obstacle::NotEnumerated { .. } | Obstacle::Lease(_) | Obstacle::Snapshot { .. } => {}
             }
         }
-        let wait = state.park(&obstacles, parked);
+        let wait = state.park(id, &obstacles, parked);
         state.note_contended(&obstacles, self.env.clock.now());
         Ok((Step::Wait(wait), obstacles))
     }

@@ -13,7 +13,6 @@ use crate::ops::{Operation, Work};
 use crate::reach::Place;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tokio::sync::futures::OwnedNotified;
 use weir_kv::Read;
 use weir_proto::births::CreateMany;
 use weir_proto::meta::*;
@@ -156,14 +155,10 @@ fn is_under_own_lease<R: Operation>(state: &State, request: &R) -> bool {
 }
 
 impl Leader {
-    /// The end of the wait for sessions that have not returned, if the request may conflict with one of them.
-    pub(super) fn wait_for_absent<R: Operation>(
-        &self,
-        state: &mut State,
-        request: &R,
-    ) -> Result<Option<OwnedNotified>> {
+    /// Whether the request has to wait for sessions that have not returned: it may conflict with one of them.
+    pub(super) fn waits_for_absent<R: Operation>(&self, state: &mut State, request: &R) -> Result<bool> {
         if state.grace.until.is_none() {
-            return Ok(None);
+            return Ok(false);
         }
         let has_returned = state.sessions.get(&request.session()).is_some_and(|session| session.resumed);
         let never = NEVER_CONFLICT.contains(&R::METHOD) || is_under_own_lease(state, request);
@@ -175,7 +170,7 @@ impl Leader {
                 Ok(())
             })?;
         }
-        Ok(waits.then(|| state.grace.over.clone().notified_owned()))
+        Ok(waits)
     }
 
     /// Whether a session that has not returned since a restart may have a lock on an inode.

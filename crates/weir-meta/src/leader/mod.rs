@@ -9,6 +9,7 @@ pub mod attempt;
 pub mod changes;
 pub mod clones;
 pub mod config;
+pub mod door;
 mod events;
 mod eviction;
 pub mod grace;
@@ -21,10 +22,12 @@ pub mod names;
 pub mod operate;
 pub mod outcome;
 mod owners_near;
+mod paced;
 pub mod recall;
 pub mod relations;
 pub mod replies;
 pub mod revoke;
+mod rounds;
 mod session_list;
 pub mod sessions;
 pub mod snapshots;
@@ -43,14 +46,20 @@ use crate::relation::queues::Relations;
 use crate::session;
 use crate::troubles::Failing;
 use clones::Clones;
+use door::Door;
 use levels::Evictor;
+use paced::Paced;
+use relations::Backlog;
 use replies::Replies;
+use sessions::DeadSessions;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_env::Env;
 use weir_kv::{CommitSeq, SharedKv};
-use weir_proto::meta::Time;
+use weir_proto::meta::{Sessions, Time};
+use weir_proto::relation::RelationId;
 use weir_proto::{Error, ErrorKind, InodeId, Result, SessionId, VolumeId};
 use weir_watch::{Object, Reason};
 
@@ -75,6 +84,11 @@ pub(crate) struct Leader {
     pub clones: Clones,
     /// Jobs that fail.
     pub failing: Failing,
+    pub door: Door,
+    pub dead: DeadSessions,
+    /// What relations still have to do, by relation, and the list of sessions: long to count.
+    backlogs: Mutex<BTreeMap<RelationId, Arc<Paced<Backlog>>>>,
+    sessions_shown: Paced<Sessions>,
     /// Users and groups near their limits.
     near_limits: LastReport,
     /// The journal failed: nothing can be acknowledged any more.
@@ -143,6 +157,10 @@ impl Leader {
             forgetting: Notify::new(),
             clones: Clones::default(),
             failing: Failing::default(),
+            door: Door::new(&env.watch),
+            dead: DeadSessions::default(),
+            backlogs: Mutex::default(),
+            sessions_shown: Paced::default(),
             near_limits: LastReport::default(),
             failed,
         });
@@ -229,7 +247,7 @@ impl Leader {
         state.mounts.refusals.forget_session(id);
         state.quotas.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
-        hints::hint(&self.env, &state.sessions, freed);
+        hints::hint((&self.env, &self.door), &state.sessions, freed);
         state.recalls.drop_session(id, self.env.clock.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // The open files of a session that has not returned since a restart are not known.
@@ -240,6 +258,7 @@ impl Leader {
             state.wake(ino);
         }
         session.moved.notify_waiters();
+        session.revokes.close();
         self.relations.end_session(id);
         let mut deaths = state.deaths;
         let done = self.housekeep(state, id, &mut |cx| {
@@ -249,7 +268,7 @@ impl Leader {
             session::forget(cx, id)
         });
         state.deaths = deaths;
-        state.end_grace_if_complete();
+        state.end_grace_if_complete(id);
         done
     }
 }

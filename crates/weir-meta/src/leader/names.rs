@@ -15,8 +15,7 @@ impl Leader {
             Ok(())
         })?;
         if is_clone {
-            self.clones.wanted.lock().unwrap_or_else(PoisonError::into_inner).insert(dir);
-            self.clones.call.notify_one();
+            self.clones.want(dir);
         }
         Ok(is_clone)
     }

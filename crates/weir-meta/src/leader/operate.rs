@@ -2,6 +2,7 @@
 use super::Leader;
 use super::attempt::Step;
 use super::outcome::{Outcome, reply};
+use super::state::Parked;
 use crate::ops::Operation;
 use std::sync::Arc;
 use weir_env::Instant;
@@ -18,7 +19,7 @@ impl Leader {
             Err(e) => return Outcome::refused(e),
         };
         let leader = self;
-        let mut parked = Vec::new();
+        let mut parked = Parked::default();
         let mut state = leader.lock();
         let step = leader.attempt(&mut state, &request, &call.connection, &mut parked);
         let newest = state.newest;
@@ -27,7 +28,7 @@ impl Leader {
             Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), obstacles)) => {
-                let shown = leader.waits(&request, &parked, &obstacles);
+                let shown = leader.waits(&request, &parked.inodes, &obstacles);
                 self.revoke(obstacles);
                 let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked, shown };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
@@ -43,16 +44,14 @@ struct Waiting {
     leader: Arc<Leader>,
     /// The connection that it came from.
     on: Connection,
-    parked: Vec<InodeId>,
+    parked: Parked,
     /// The wait as it is shown.
     shown: WaitGuard,
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if !self.parked.is_empty() {
-            self.leader.lock().give_up(&mut self.parked);
-        }
+        self.leader.lock().unpark(&mut self.parked);
     }
 }
 
@@ -68,8 +67,9 @@ async fn wait_and_retry<R: Operation>(
         tokio::select! {
             biased;
             () = wait => {}
-            () = over => return Err(too_late::<R>(&leader, &waiting.parked)),
+            () = over => return Err(too_late::<R>(&leader, &waiting.parked.inodes)),
         }
+        leader.door.retries.add(1);
         let (step, newest) = {
             let mut state = leader.lock();
             let step = leader.attempt(&mut state, &request, &waiting.on, &mut waiting.parked);
@@ -82,7 +82,7 @@ async fn wait_and_retry<R: Operation>(
             }
             Ok((Step::Wait(again), obstacles)) => {
                 if !obstacles.is_empty() {
-                    waiting.shown = leader.waits(&request, &waiting.parked, &obstacles);
+                    waiting.shown = leader.waits(&request, &waiting.parked.inodes, &obstacles);
                 }
                 leader.revoke(obstacles);
                 wait = again;

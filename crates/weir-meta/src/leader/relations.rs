@@ -7,6 +7,7 @@ use crate::relation::record::{ConflictRecord, RelationRecord};
 use crate::relation::{changelog, listing, rules, store, tree};
 use bytes::Bytes;
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 use weir_env::Instant;
 use weir_proto::meta::Time;
 use weir_proto::relation::*;
@@ -23,8 +24,8 @@ const LIMIT_NOISE: u64 = 8;
 const CONFLICTS_SHOWN: usize = 100;
 
 /// The changes that home lacks.
-#[derive(Default)]
-struct Backlog {
+#[derive(Clone, Default)]
+pub struct Backlog {
     volume_name: String,
     bytes: u64,
     names: u64,
@@ -71,6 +72,8 @@ impl Leader {
             found = store::relations(read)?;
             Ok(())
         })?;
+        let exists = |id: &RelationId| found.iter().any(|(known, _)| known == id);
+        self.backlogs.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| exists(id));
         for (id, record) in found.into_iter().filter(|(_, rec)| r.volume.is_none_or(|v| v == rec.volume)) {
             relations.push(self.relation_info(id, record, now)?);
         }
@@ -79,7 +82,11 @@ impl Leader {
 
     fn relation_info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
         let wall = self.env.clock.wall().0;
-        let backlog = self.backlog(id, &record)?;
+        let paced = {
+            let mut backlogs = self.backlogs.lock().unwrap_or_else(PoisonError::into_inner);
+            backlogs.entry(id).or_default().clone()
+        };
+        let backlog = paced.get(|| self.env.clock.now(), || self.backlog(id, &record))?;
         let conflicts = self.show_conflicts(id, backlog.conflicts)?;
         let mut queues = self.relations.lock();
         let movers = queues.live_movers(now);

@@ -44,6 +44,10 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
         if for_reader { state.pause_before_poll(conflict.ino, now) } else { Duration::ZERO }
     };
     leader.env.clock.sleep(pause).await;
+    // Its time counts from its turn: a client is not slow because much is asked of it.
+    let turns = leader.lock().sessions.get(&conflict.session).map(|session| session.revokes.clone());
+    let Some(turns) = turns else { return };
+    let Ok(_turn) = turns.acquire().await else { return };
     let patience = leader.term() * REVOKE_TERMS_MAX;
     let mut began = leader.env.clock.now();
     let request = Revoke { ino: conflict.ino, keep: conflict.keep };
@@ -81,7 +85,10 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
                 Ok(_) => return note_returned(&leader, conflict),
                 Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
                 Err(e) => {
-                    tracing::warn!(session = %conflict.session, inode = %conflict.ino, "a revoke failed: {e}");
+                    if let Some(more) = leader.env.watch.line("a revoke failed") {
+                        let (session, inode) = (conflict.session, conflict.ino);
+                        tracing::warn!(%session, %inode, "a revoke failed: {e}{more}");
+                    }
                 }
             }
         }

@@ -32,6 +32,10 @@ impl Leader {
     }
 
     pub(crate) fn session_list(&self, _: &SessionList) -> Result<Sessions> {
+        self.sessions_shown.get(|| self.env.clock.now(), || Ok(self.list_sessions()))
+    }
+
+    fn list_sessions(&self) -> Sessions {
         let now = self.env.clock.now();
         let state = self.lock();
         let shown = state.sessions.iter().take(SHOWN_MAX).map(|(id, session)| {
@@ -55,6 +59,6 @@ impl Leader {
                 lock_waits,
             }
         });
-        Ok(Sessions { sessions: shown.collect() })
+        Sessions { sessions: shown.collect() }
     }
 }

@@ -10,6 +10,7 @@ use crate::record::{Record, SessionRecord};
 use crate::session::{self, Session};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use weir_kv::CommitSeq;
 use weir_proto::meta::*;
@@ -127,7 +128,7 @@ impl Leader {
         })?;
         leader.note_holds(&mut state)?;
         state.session(r.session)?.resumed = true;
-        state.end_grace_if_complete();
+        state.end_grace_if_complete(r.session);
         leader.relations.changed.notify_one(); // it searches for files that have no writer any more
         Ok((SessionResumed { lost, lease_ms }, state.newest))
     }
@@ -280,15 +281,41 @@ impl Leader {
     }
 }
 
-/// A killed process is gone a moment after its connections.
-pub async fn end_dead_sessions_soon(leader: Arc<Leader>) {
-    for pause in END_DEAD_AFTER {
-        leader.env.clock.sleep(pause).await;
-        let left = leader.end_dead_sessions(&mut leader.lock());
-        match left {
-            Ok(true) => {}
-            Ok(false) => return,
-            Err(e) => return leader.fail(&e.doing("end a session")),
+/// The search for sessions of processes that are gone: one for all connections that end at the same time.
+#[derive(Default)]
+pub struct DeadSessions {
+    is_searching: AtomicBool,
+    /// A connection has ended since it began.
+    again: AtomicBool,
+}
+
+/// After the end of a connection. A killed process is gone a moment after its connections.
+pub fn end_dead_sessions_soon(leader: &Arc<Leader>) {
+    leader.dead.again.store(true, SeqCst);
+    if leader.dead.is_searching.swap(true, SeqCst) {
+        return;
+    }
+    let leader = leader.clone();
+    leader.env.clone().tasks.spawn("end dead sessions", async move { search_dead_sessions(&leader).await });
+}
+
+async fn search_dead_sessions(leader: &Arc<Leader>) {
+    loop {
+        while leader.dead.again.swap(false, SeqCst) {
+            for pause in END_DEAD_AFTER {
+                leader.env.clock.sleep(pause).await;
+                let left = leader.end_dead_sessions(&mut leader.lock());
+                match left {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => return leader.fail(&e.doing("end a session")),
+                }
+            }
+        }
+        leader.dead.is_searching.store(false, SeqCst);
+        // A connection may have ended between the two.
+        if !leader.dead.again.load(SeqCst) || leader.dead.is_searching.swap(true, SeqCst) {
+            return;
         }
     }
 }

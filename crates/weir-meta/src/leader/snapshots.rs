@@ -5,6 +5,7 @@
 
 use super::attempt::Step;
 use super::outcome::Outcome;
+use super::state::Parked;
 use super::{Leader, State};
 use crate::namespace::volume;
 use crate::obstacle::{Obstacle, Obstacles};
@@ -84,12 +85,12 @@ pub(crate) fn too_late(waits_for: Option<InodeId>) -> Error {
 pub(crate) struct Gate {
     leader: Arc<Leader>,
     root: Option<InodeId>,
-    pub parked: Vec<InodeId>,
+    pub parked: Parked,
 }
 
 impl Gate {
     pub fn new(leader: &Arc<Leader>) -> Gate {
-        Gate { leader: leader.clone(), root: None, parked: Vec::new() }
+        Gate { leader: leader.clone(), root: None, parked: Parked::default() }
     }
     /// Closes the gate of a volume if no other snapshot has one closed. True: proceed (a deleted volume has
     /// none).
@@ -110,7 +111,7 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         let mut state = self.leader.lock();
-        state.give_up(&mut self.parked);
+        state.unpark(&mut self.parked);
         if let Some(root) = self.root {
             state.snapshotting = None;
             state.wake(root);

@@ -1,7 +1,9 @@
 //! The leader's state in memory, under one lock: leases, locks, sessions, quotas, and waiting operations.
 use super::config::MetaConfig;
 use super::grace::AbsentHoldings;
+use super::rounds::{Groups, Place};
 use crate::access::{Mounts, Refusals};
+use crate::holds::Absent;
 use crate::lease::{ByInode, LeaseTable, Raised};
 use crate::lock::LockTable;
 use crate::namespace::{Snapshots, snapshot, volume};
@@ -13,7 +15,6 @@ use crate::session::{self, Session, Sessions, no_session};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::Instant;
 use weir_kv::{CommitSeq, SharedKv};
@@ -64,13 +65,32 @@ pub struct State {
     /// The volume of which a snapshot is being taken, and its topmost directory.
     pub snapshotting: Option<(VolumeId, InodeId)>,
     /// Operations wait here for leases on an inode. An entry exists while one does.
-    waiters: ByInode<Arc<Notify>>,
+    waiters: ByInode<Groups<Wanted>>,
     /// Directories that clients change by turns, with the time until which no client gets a lease on them.
     pub(super) contended: ByInode<Instant>,
     /// Files whose writer was revoked by a getattr or lookup, with the last time of that.
     polled: ByInode<Instant>,
     pub(super) obstacles: Obstacles,
 }
+
+/// Where an operation waits. No lease is granted on these inodes meanwhile.
+#[derive(Default, Debug)]
+pub struct Parked {
+    pub inodes: Vec<InodeId>,
+    place: Option<(On, Place)>,
+}
+
+/// The group in which an operation waits.
+#[derive(Debug)]
+enum On {
+    Inode(InodeId, Wanted),
+    /// Of this session.
+    Absent(SessionId),
+}
+
+/// The need of a group's operations on an inode: this session must be the only one with a lease above this
+/// kind. `None`: they do not wait for a lease.
+type Wanted = Option<(SessionId, LeaseKind)>;
 
 /// The grace period after a restart.
 pub struct Grace {
@@ -80,7 +100,10 @@ pub struct Grace {
     pub(super) absent: Option<Arc<AbsentHoldings>>,
     /// Until this one, sessions have been checked for volumes that they use no more.
     pub(super) checked: SessionId,
-    pub(super) over: Arc<Notify>,
+    /// Operations that wait for these sessions, by their own.
+    pub(super) over: Groups<SessionId>,
+    /// What those sessions may hold, when operations were last woken.
+    held: Option<Absent>,
 }
 
 /// Times at which clients may be silent without a fault of theirs.
@@ -126,7 +149,8 @@ impl State {
                 }),
                 absent: None,
                 checked: SessionId(0),
-                over: Arc::default(),
+                over: Groups::default(),
+                held: None,
             },
             raised: Vec::new(),
             stalls: Stalls { until: now, checked: now, no_data_taken: now },
@@ -145,29 +169,48 @@ impl State {
         })
     }
 
-    pub(super) fn unpark(&mut self, parked: &mut Vec<InodeId>) {
-        for ino in parked.drain(..) {
+    /// Ends a wait: the operation tries, or is given up.
+    pub fn unpark(&mut self, parked: &mut Parked) {
+        for ino in parked.inodes.drain(..) {
             self.leases.unpark(ino);
-            if !self.leases.is_awaited(ino) {
-                self.waiters.remove(&ino);
+        }
+        match parked.place.take() {
+            Some((On::Absent(session), place)) => self.grace.over.leave(&session, place),
+            Some((On::Inode(ino, wanted), place)) => {
+                let Some(groups) = self.waiters.get_mut(&ino) else { return };
+                groups.leave(&wanted, place);
+                if groups.is_empty() {
+                    self.waiters.remove(&ino);
+                }
             }
+            None => {}
         }
     }
-    /// Ends a wait.
-    pub fn give_up(&mut self, parked: &mut Vec<InodeId>) {
-        self.unpark(parked);
-    }
 
-    pub fn park(&mut self, obstacles: &Obstacles, parked: &mut Vec<InodeId>) -> OwnedNotified {
+    /// An operation of this session begins to wait.
+    pub fn park(&mut self, session: SessionId, obstacles: &Obstacles, parked: &mut Parked) -> OwnedNotified {
         for ino in obstacles.iter().map(Obstacle::ino) {
-            if !parked.contains(&ino) {
-                parked.push(ino);
+            if !parked.inodes.contains(&ino) {
+                parked.inodes.push(ino);
                 self.leases.park(ino);
             }
         }
         // One of them is enough: when it is gone the others are checked again.
-        let first = obstacles.first().expect("an operation waits for something").ino();
-        self.waiters.entry(first).or_default().clone().notified_owned()
+        let first = obstacles.first().expect("an operation waits for something");
+        let wanted = match first {
+            Obstacle::Lease(conflict) if conflict.ask => Some((session, conflict.keep)),
+            _ => None,
+        };
+        let (place, wait) = self.waiters.entry(first.ino()).or_default().wait(wanted);
+        parked.place = Some((On::Inode(first.ino(), wanted), place));
+        wait
+    }
+
+    /// The same for sessions that have not returned since a restart.
+    pub(super) fn park_for_absent(&mut self, session: SessionId, parked: &mut Parked) -> OwnedNotified {
+        let (place, wait) = self.grace.over.wait(session);
+        parked.place = Some((On::Absent(session), place));
+        wait
     }
 
     pub(super) fn note_contended(&mut self, obstacles: &Obstacles, now: Instant) {
@@ -221,9 +264,11 @@ impl State {
 
     /// A lease was returned that operations may wait for.
     pub fn wake(&mut self, ino: InodeId) {
-        if let Some(waiters) = self.waiters.get(&ino) {
-            waiters.notify_waiters();
-        }
+        let Some(groups) = self.waiters.get_mut(&ino) else { return };
+        let leases = &self.leases;
+        // Another revoke that they wait for wakes them, too: a retry before it meets the same lease.
+        let is_blocked = |(session, keep): &(SessionId, LeaseKind)| leases.is_revoking(*session, ino, *keep);
+        groups.wake(|wanted| !wanted.as_ref().is_some_and(is_blocked));
     }
 
     /// Whether this is the first time since the session's last resume that the change takes effect here.
@@ -248,15 +293,21 @@ impl State {
         awake && self.sessions.get(&id).is_some_and(|s| s.resumed && now.since(s.last_contact) > term)
     }
 
-    /// A session has returned, or has ended: operations wait for the others only.
-    pub fn end_grace_if_complete(&mut self) {
-        if self.grace.until.is_some() {
-            self.grace.absent = None;
-            if self.sessions.values().all(|s| s.resumed) {
-                self.grace.until = None;
-            }
-            self.grace.over.notify_waiters();
+    /// A session has returned, or has ended: operations wait for the others only. Those of other sessions try
+    /// again if these hold less than before: most often, with the last one.
+    pub fn end_grace_if_complete(&mut self, session: SessionId) {
+        if self.grace.until.is_none() {
+            return;
         }
+        self.grace.absent = None;
+        let held = Absent::of(self.sessions.values().filter(|s| !s.resumed).map(|s| &s.holds));
+        let is_over = self.sessions.values().all(|s| s.resumed);
+        if is_over {
+            self.grace.until = None;
+        }
+        let concerns_all = is_over || self.grace.held.as_ref() != Some(&held);
+        self.grace.held = Some(held);
+        self.grace.over.wake(|of| concerns_all || *of == session);
     }
 
     pub fn session(&mut self, id: SessionId) -> Result<&mut Session> {

@@ -1,11 +1,12 @@
 //! Steps of the leader's own jobs: each is one bounded transaction, made as soon as no client's lease
 //! obstacles.
+use super::state::Parked;
 use super::{Leader, NO_SESSION};
 use crate::namespace::Cx;
 use crate::obstacle::Obstacles;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_proto::{InodeId, Result};
+use weir_proto::Result;
 
 /// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -16,17 +17,18 @@ impl Leader {
         self: &Arc<Self>,
         change: &mut (dyn FnMut(&mut Cx<'_>) -> Result<T> + Send),
     ) -> Result<T> {
-        let mut parked = Parked { leader: self, inodes: Vec::new() };
+        let mut waiting = Waiting { leader: self, parked: Parked::default() };
         loop {
             let (mut done, mut obstacles) = (T::default(), Obstacles::default());
             let (step, wait, newest) = {
                 let mut state = self.lock();
-                state.give_up(&mut parked.inodes);
+                state.unpark(&mut waiting.parked);
                 let step = self.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
                     done = change(cx)?;
                     Ok(())
                 });
-                let wait = (!obstacles.is_empty()).then(|| state.park(&obstacles, &mut parked.inodes));
+                let wait =
+                    (!obstacles.is_empty()).then(|| state.park(NO_SESSION, &obstacles, &mut waiting.parked));
                 (step, wait, state.newest)
             };
             let Some(wait) = wait else {
@@ -42,15 +44,13 @@ impl Leader {
 }
 
 /// Inodes on which no lease is granted; unparked when this is dropped.
-struct Parked<'a> {
+struct Waiting<'a> {
     leader: &'a Leader,
-    inodes: Vec<InodeId>,
+    parked: Parked,
 }
 
-impl Drop for Parked<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if !self.inodes.is_empty() {
-            self.leader.lock().give_up(&mut self.inodes);
-        }
+        self.leader.lock().unpark(&mut self.parked);
     }
 }

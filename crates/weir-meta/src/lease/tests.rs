@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 const A: SessionId = SessionId(1);
 const B: SessionId = SessionId(2);
+const C: SessionId = SessionId(3);
 const FILE: InodeId = InodeId(77);
+const OTHER: InodeId = InodeId(78);
 
 fn conflicts(table: &LeaseTable, session: SessionId, need: Need) -> Vec<Conflict> {
     let mut out = Vec::new();
@@ -58,6 +60,29 @@ fn a_writer_is_alone_and_lowered_to_read_by_a_getattr() {
     t.unpark(FILE);
     assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
     assert_eq!(t.held(A, FILE), LeaseKind::Read);
+}
+
+#[test]
+fn an_operation_is_blocked_while_another_session_is_asked() {
+    let mut t = LeaseTable::default();
+    t.grant_read(A, FILE);
+    t.grant_read(B, FILE);
+    assert!(!t.is_revoking(A, FILE, LeaseKind::None), "it is not asked yet");
+    assert!(t.begin_revoke(B, FILE));
+    assert!(t.is_revoking(A, FILE, LeaseKind::None), "its answer ends the wait of A");
+    assert!(!t.is_revoking(A, FILE, LeaseKind::Read), "to read, A need not wait");
+    assert!(!t.is_revoking(B, FILE, LeaseKind::None), "its own lease");
+    t.end_revoke(B, FILE, LeaseKind::None);
+    assert!(!t.is_revoking(A, FILE, LeaseKind::None));
+    t.grant_write(C, OTHER);
+    t.begin_revoke(C, OTHER);
+    assert!(t.is_revoking(A, OTHER, LeaseKind::Read));
+    t.end_revoke(C, OTHER, LeaseKind::Read);
+    // It may keep Read: an operation that changes the file has to ask again.
+    assert!(!t.is_revoking(A, OTHER, LeaseKind::None) && t.held(C, OTHER) == LeaseKind::Read);
+    t.begin_revoke(C, OTHER);
+    t.drop_session(C);
+    assert!(!t.is_revoking(A, OTHER, LeaseKind::None));
 }
 
 #[test]

@@ -126,13 +126,17 @@ pub fn note(queue: &mut ShipQueue, now: Instant, outcome: &Outcome, what: impl F
             if queue.back_off.as_ref().is_some_and(|b| b.denied && b.why == *why) {
                 tracing::debug!("still no right to {}: {why}", what());
             } else {
-                tracing::warn!("a home is not used: {why}");
+                if let Some(more) = queue.lines.admit("a home is not used", now.0) {
+                    tracing::warn!("a home is not used: {why}{more}");
+                }
             }
             queue.hold_off(now, why, true);
             false
         }
         Outcome::Diverged { why } | Outcome::Refused { why } => {
-            tracing::warn!("in conflict: {}: {why}", what());
+            if let Some(more) = queue.lines.admit("in conflict", now.0) {
+                tracing::warn!("in conflict: {}: {why}{more}", what());
+            }
             true
         }
     }

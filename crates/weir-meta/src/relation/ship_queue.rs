@@ -22,6 +22,7 @@ use weir_proto::{Error, InodeId, Result, SessionId};
 use weir_relation::files::Files;
 use weir_relation::listings::Listings;
 use weir_relation::orphans::Orphans;
+use weir_watch::Lines;
 
 /// Files that are checked for the next work, each time a mover asks.
 pub(super) const FILES_SCANNED: usize = 512;
@@ -65,6 +66,7 @@ pub struct ShipQueue {
     pub wanted: BTreeSet<InodeId>,
     /// Home did not answer, or refused: it gets no work for a while.
     pub back_off: Option<BackOff>,
+    pub lines: Lines,
 }
 
 /// Why a home gets no work, and until when.

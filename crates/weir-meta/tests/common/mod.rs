@@ -10,6 +10,7 @@ use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::engine::{Engine, EngineConfig};
 use weir_meta::{LayoutPolicy, Meta, MetaConfig, Purge, StripeTruncation};
 use weir_proto::access::{AccessRule, AccessRules};
+use weir_proto::lock::LockFree;
 use weir_proto::map::{Role, Scheme};
 use weir_proto::meta::*;
 use weir_proto::volume::{Retention, Volume, VolumeChange};
@@ -78,6 +79,8 @@ thread_local! {
     pub static REFUSED: std::cell::RefCell<Vec<weir_meta::Refusal>> = const { std::cell::RefCell::new(Vec::new()) };
     /// Processes that this test's machine knows to be gone.
     pub static GONE: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+    /// How often a leader asked for one.
+    pub static GONE_ASKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The leader has a map with these rules for mounts.
@@ -118,7 +121,10 @@ pub async fn start(world: &World) -> Node {
         }),
         space: Arc::new(|| Box::pin(std::future::ready(SPACE.get()))),
         purge: targets.clone(),
-        gone: Arc::new(|process| GONE.with_borrow(|gone| gone.iter().any(|p| p == process))),
+        gone: Arc::new(|process| {
+            GONE_ASKED.set(GONE_ASKED.get() + 1);
+            GONE.with_borrow(|gone| gone.iter().any(|p| p == process))
+        }),
         map_version: Arc::new(|| MAP_VERSION + RULES.with_borrow(|(changes, _)| *changes)),
         takes_data: Arc::new(|| true),
         access: Arc::new(|| RULES.with_borrow(|(_, rules)| AccessRules(rules.clone()))),
@@ -146,15 +152,43 @@ pub struct Revokes {
     pub seen: Mutex<Vec<Revoke>>,
     /// Never answers.
     pub deaf: Mutex<bool>,
+    /// Answers one after the other.
+    pub slow: Mutex<Option<Slow>>,
+    /// Unanswered at the same time, now and at most.
+    pub open: Arc<Mutex<(usize, usize)>>,
+}
+
+/// How long each answer of a slow client takes.
+#[derive(Clone)]
+pub struct Slow {
+    pub env: Env,
+    pub pause: Duration,
+    pub turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Service for Revokes {
     fn handle(&self, call: Call) -> Handled {
+        if call.method == LockFree::METHOD && *self.deaf.lock().unwrap() {
+            return Handled::Later(Box::pin(std::future::pending()));
+        }
         let revoke = match call.decode::<Revoke>() {
             Ok(revoke) => revoke,
             Err(e) => return Handled::Now(Err(e)),
         };
         self.seen.lock().unwrap().push(revoke);
+        if let Some(Slow { env, pause, turn }) = self.slow.lock().unwrap().clone() {
+            let open = self.open.clone();
+            let now = open.lock().unwrap().0 + 1;
+            let most = open.lock().unwrap().1.max(now);
+            *open.lock().unwrap() = (now, most);
+            return Handled::Later(Box::pin(async move {
+                let turn = turn.lock().await;
+                env.clock.sleep(pause).await;
+                open.lock().unwrap().0 -= 1;
+                drop(turn);
+                Ok(Reply::new(&()))
+            }));
+        }
         if *self.deaf.lock().unwrap() {
             return Handled::Later(Box::pin(std::future::pending()));
         }
@@ -289,6 +323,11 @@ impl Client {
     }
     pub fn revoked(&self) -> Vec<(InodeId, LeaseKind)> {
         self.revokes.seen.lock().unwrap().iter().map(|r| (r.ino, r.keep)).collect()
+    }
+    /// From now on it answers each revoke this long after the one before.
+    pub fn set_slow(&self, pause: Duration) {
+        let slow = Slow { env: self.env.clone(), pause, turn: Arc::default() };
+        *self.revokes.slow.lock().unwrap() = Some(slow);
     }
     pub fn set_deaf(&self, deaf: bool) {
         *self.revokes.deaf.lock().unwrap() = deaf;
