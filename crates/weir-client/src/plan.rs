@@ -66,7 +66,7 @@ pub enum SendAs {
     Fresh { len: u32 },
     /// The whole stripe next to the present base, then commit.
     Prepared,
-    /// The same; what the dirty bytes do not cover is read first.
+    /// The same; bytes that the dirty ones do not cover are read first.
     Merged,
     /// Only the dirty bytes.
     Overlays,

@@ -94,7 +94,9 @@ impl ReportedConditions {
         let bytes = condition.to_bytes().len() + key.0.len();
         while !self.of.is_empty() && (self.of.len() >= NODES_MAX || self.bytes + bytes > BYTES_MAX) {
             let silent = self.of.iter().min_by_key(|(_, kept)| kept.received).map(|(key, _)| key.clone());
-            silent.map(|key| self.remove(&key));
+            if let Some(key) = silent {
+                self.remove(&key);
+            }
         }
         self.bytes += bytes;
         self.of.insert(key, Kept { received: now, condition, bytes });

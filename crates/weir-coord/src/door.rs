@@ -3,11 +3,15 @@
 use crate::owner::EVENTS_MAX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 use weir_proto::{Error, Result};
 
 /// Requests that wait for a place in the owner's queue: as many as it holds. Further ones are refused, except
 /// those by which members show that they live.
 pub const CROWD_MAX: usize = EVENTS_MAX;
+
+/// The pause that a refused sender is asked for; its own pauses grow.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A limited number of things of one kind.
 pub struct Door {
@@ -41,7 +45,7 @@ impl Door {
 
 /// The refusal of a request by a coordinator that has too much to do.
 pub fn busy(max: usize, what: &str) -> Error {
-    Error::unavailable(format!("{max} {what} at this coordinator already: try again"))
+    Error::busy(PAUSE, format!("{max} {what} at this coordinator already: try again"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Retries: pauses that double up to a bound, until a deadline.
 //!
-//! Callers that failed together must not return together: their pauses are jittered, also after a restart of a
-//! node that all others wait for.
+//! Callers that failed together must not return together: their pauses are jittered, also after a restart of
+//! a node that all others wait for.
 use crate::{Clock, Env, Instant, Rng};
 use std::time::Duration;
 

@@ -81,7 +81,7 @@ fn extents_of_a_cell_share_one_message_if_others_write_too() {
         let blocks: Vec<usize> = (0..15).map(|n| 1 + 4 * n).collect();
         let before = calls(&lab, "a");
         write_blocks(&a, h, &blocks, 1, &mut model).await;
-        // The other client's open takes the lease: what is dirty goes to targets, and is few extents.
+        // The other client's open takes the lease: the few dirty extents go to targets.
         let other = open(&b, "f", OpenMode::BOTH).await;
         same(&read(&b, other, 0, STRIPE).await, &model);
         let now = calls(&lab, "a");

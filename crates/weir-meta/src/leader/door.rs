@@ -5,6 +5,7 @@
 //! waits does not outlive its connection: its sender sends it again on the next one.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 use weir_proto::{Error, Result};
 use weir_watch::{Counter, Gauge, Watch};
 
@@ -15,6 +16,9 @@ pub const WAITING_MAX: usize = 64 << 10;
 /// Hints in flight to clients that got a lock. Further ones are left out: these clients ask by themselves.
 /// Each takes some 2 KiB.
 pub const HINTS_MAX: usize = 4096;
+
+/// The pause that a refused sender is asked for; its own pauses grow.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// One thing of a limited number.
 pub struct Taken(Arc<AtomicUsize>, Option<Gauge>);
@@ -85,7 +89,7 @@ impl Door {
 
 /// The refusal of a request by a leader that has too much to do.
 fn busy(max: usize) -> Error {
-    Error::unavailable(format!("{max} requests wait at this metadata leader already: try again"))
+    Error::busy(PAUSE, format!("{max} requests wait at this metadata leader already: try again"))
 }
 
 #[cfg(test)]
