@@ -47,6 +47,9 @@ const CALL_PATIENCE: Duration = Duration::from_secs(5);
 pub const LOSS_PATIENCE: Duration = Duration::from_secs(12);
 /// A write that a full target refuses waits this long for the move of its place, if that is planned.
 pub const FULL_PATIENCE: Duration = Duration::from_secs(30);
+/// A target whose disk has completed nothing for this time is as silent as a dead one, though its process
+/// answers. A busy disk completes some request all the time.
+const STALLED_MS_MAX: u32 = 2000;
 /// The longest wait of a call that failed for the right to be tried again: it is sent only with a place in
 /// the target's window then, so even thousands of them are two at a time.
 const RETRY_HELD_MAX: Duration = Duration::from_secs(5);
@@ -359,7 +362,8 @@ impl Data {
         let asked = silent.map(|target| {
             Box::pin(async move {
                 let stat = StatTarget { target };
-                if self.cluster.call_target(target, &stat, Payload::default(), CALL_PATIENCE).await.is_ok() {
+                let asked = self.cluster.call_target(target, &stat, Payload::default(), CALL_PATIENCE).await;
+                if asked.is_ok_and(|answered| answered.reply.report.stalled_ms < STALLED_MS_MAX) {
                     self.gates.note_alive(target);
                 }
             }) as BoxFuture<'_, ()>

@@ -13,8 +13,8 @@ use weir_proto::meta::INLINE_MAX;
 /// fragments.
 pub const SMALL_TAIL_BYTES: u32 = 64 << 10;
 
-// What a send costs the machines that take part, processor and disk, in nanoseconds. Measured with all of
-// them on one machine (decision 41); only the ratios matter here.
+// The cost of a send for the machines that take part, processor and disk, in nanoseconds. Measured with all
+// of them on one machine (decision 41); only the ratios matter here.
 /// A message and its answer.
 const MESSAGE_NS: u64 = 60_000;
 /// An extent in the log of one target: its index entries, and its share of a journal record.
