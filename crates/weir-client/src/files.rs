@@ -247,10 +247,10 @@ impl Inner {
         }
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: the next holder of the lock sees them.
-        if let Err(e) = self.unlock_handle(handle).await {
-            if let Some(more) = self.env.watch.line("locks of a closed handle") {
-                tracing::warn!("file {}: locks of a closed handle: {e}{more}", file.inode.ino);
-            }
+        if let Err(e) = self.unlock_handle(handle).await
+            && let Some(more) = self.env.watch.line("locks of a closed handle")
+        {
+            tracing::warn!("file {}: locks of a closed handle: {e}{more}", file.inode.ino);
         }
         // No caller waits until the leader has counted the close.
         self.note_closed(&file);

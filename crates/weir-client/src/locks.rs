@@ -137,10 +137,10 @@ impl Inner {
             let locked = if granted { Locked::Granted } else { Locked::Interrupted };
             if tx.send(locked).is_err() && granted {
                 let undo = LockWish { kind: None, ..wish };
-                if let Err(e) = me.ask_lock(ino, handle, undo, 0).await {
-                    if let Some(more) = me.env.watch.line("a lock was not released") {
-                        tracing::warn!("file {ino}: a lock without a waiter was not released: {e}{more}");
-                    }
+                if let Err(e) = me.ask_lock(ino, handle, undo, 0).await
+                    && let Some(more) = me.env.watch.line("a lock was not released")
+                {
+                    tracing::warn!("file {ino}: a lock without a waiter was not released: {e}{more}");
                 }
             }
         });

@@ -33,9 +33,9 @@ const ALSO_STALLED: Duration = Duration::from_secs(1);
 
 /// From here on work waits for processors most of the time, in hundredths of a per cent. Two busy programs
 /// for each processor give nearly all of it.
-const CPU_PRESSED: u16 = 60_00;
+const CPU_PRESSED: u16 = 6000;
 /// The same for memory: work that waits for it waits for disks, so less means more.
-const MEMORY_PRESSED: u16 = 20_00;
+const MEMORY_PRESSED: u16 = 2000;
 
 /// Record of a target that was slow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn disks_do_not_press_a_machine() {
         let of = |cpu, io, memory| is_pressed(&Pressure { cpu, io, memory });
-        assert!(!of(59_99, 100_00, 19_99));
-        assert!(of(60_00, 0, 0) && of(0, 0, 20_00));
+        assert!(!of(5999, 10_000, 1999));
+        assert!(of(6000, 0, 0) && of(0, 0, 2000));
     }
 }

@@ -157,7 +157,7 @@ fn a_slow_target_leaves_only_while_the_others_are_much_faster() {
         assert_eq!(suspects(&client, Suspicion::Slow).await, MemberState::Current);
         lab.world.resume("s2");
         // Most of the machines are short of processors.
-        let pressed = Pressure { cpu: 95_00, io: 0, memory: 0 };
+        let pressed = Pressure { cpu: 9500, io: 0, memory: 0 };
         ["s1", "s2", "s3"].iter().for_each(|name| lab.world.set_pressure(name, Some(pressed)));
         assert_eq!(suspects(&client, Suspicion::Slow).await, MemberState::Current);
         assert_eq!(client.map().version, before.version, "no epoch was raised");
@@ -179,7 +179,7 @@ fn a_disk_that_hangs_alone_takes_its_target_out_and_many_do_not() {
         (1..=6).for_each(|n| stalls(n, 12_000));
         lab.world.sleep(Duration::from_secs(5)).await;
         assert_eq!(client.map().version, before.version, "all hang, or all are slow");
-        let pressed = Pressure { cpu: 0, io: 100_00, memory: 30_00 };
+        let pressed = Pressure { cpu: 0, io: 10_000, memory: 3000 };
         lab.world.set_pressure("s5", Some(pressed));
         (1..=6).filter(|n| *n != 5).for_each(|n| stalls(n, 0));
         lab.world.sleep(Duration::from_secs(5)).await;

@@ -48,10 +48,10 @@ impl Leader {
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
                 // The change stands, even if it could not be audited.
-                if let Err(e) = witness(&self.kv, rules, request, on, failed, namespace::admit::find_place) {
-                    if let Some(more) = self.env.watch.line("not recorded") {
-                        tracing::error!("{} was not recorded: {e}{more}", R::NAME);
-                    }
+                if let Err(e) = witness(&self.kv, rules, request, on, failed, namespace::admit::find_place)
+                    && let Some(more) = self.env.watch.line("not recorded")
+                {
+                    tracing::error!("{} was not recorded: {e}{more}", R::NAME);
                 }
             }
             return ran.map(|reply| (Step::Done(reply, state.newest), Obstacles::default()));
