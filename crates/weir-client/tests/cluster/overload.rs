@@ -59,7 +59,6 @@ async fn scatter(a: &Client, h: Handle, expected: &mut [u8], pieces: usize) {
 
 /// Longer than the whole patience of the mount: it lives.
 #[test]
-<<<<<<< HEAD
 fn a_busy_target_is_waited_for_and_not_suspected() {
     Lab::new(970).run(6, |lab| async move {
         let a = impatient_client(&lab, "a").await;
@@ -76,82 +75,6 @@ fn a_busy_target_is_waited_for_and_not_suspected() {
         let free = async {
             lab.world().sleep(Duration::from_secs(20)).await;
             lab.refuse(0, None);
-=======
-fn ten_thousand_calls_of_a_mount_wait_for_a_slow_leader() {
-    Lab::new(900).run(6, |lab| async move {
-        // Another client in the directory: no file is created locally.
-        let (a, b) = (lab.client("a").await, lab.client("b").await);
-        b.lookup(&root(), ROOT, b"nothing").await.unwrap();
-        lab.world().pause("meta");
-        let done: Results<Result<()>> = Arc::default();
-        for n in 0..THREADS {
-            let (a, done) = (a.clone(), done.clone());
-            lab.env("a").tasks.spawn("thread", async move {
-                let result = call(&a, n).await;
-                done.lock().unwrap().push(result);
-            });
-        }
-        lab.world().sleep(Duration::from_millis(900)).await;
-        lab.world().resume("meta");
-        let mut most = 0.0_f64;
-        while done.lock().unwrap().len() < THREADS as usize {
-            lab.world().sleep(Duration::from_millis(1)).await;
-            most = most.max(in_flight(&lab, "meta", "weir_rpc_inflight"));
-        }
-        let failed = done.lock().unwrap().iter().find_map(|r| r.clone().err());
-        assert_eq!(failed, None, "no call fails");
-        // Two connections with 1,024 calls each; the rest wait at the mount.
-        assert!(most <= 2100.0, "{most} calls at the leader");
-        a.check();
-        lab.world().sleep(Duration::from_secs(3)).await;
-        assert!(
-            in_flight(&lab, "meta", "weir_rpc_inflight") <= 4.0,
-            "nothing is left but what waits for news"
-        );
-        assert_eq!(in_flight(&lab, "meta", "weir_meta_waiting_requests"), 0.0);
-    });
-}
-
-#[test]
-fn closes_wait_for_a_leader_that_is_away_in_few_tasks() {
-    Lab::new(901).run(6, |lab| async move {
-        let (a, b) = (lab.client("a").await, lab.client("b").await);
-        let mut both: Vec<(Handle, Handle)> = Vec::new();
-        for n in 0..300 {
-            let name = format!("f{n}");
-            let h = create(&a, &name).await;
-            // Two writers: neither has a lease, so a close is reported at once.
-            let found = b.lookup(&root(), ROOT, name.as_bytes()).await.unwrap().unwrap();
-            both.push((h, b.open(&root(), found.attr.ino, OpenMode::BOTH).await.unwrap().handle));
-        }
-        let before = served(&lab, "Close");
-        lab.world().pause("meta");
-        for (h, _) in &both {
-            let (a, h) = (a.clone(), *h);
-            lab.env("a").tasks.spawn("thread", async move { close(&a, h).await });
-        }
-        lab.world().sleep(Duration::from_millis(500)).await;
-        a.check(); // few tasks report
-        lab.world().resume("meta");
-        lab.world().sleep(Duration::from_secs(3)).await;
-        let messages = served(&lab, "Close") - before;
-        assert!(messages <= 20, "{messages} messages for 300 closes");
-        // The leader has counted all of them: the other client gets leases again.
-        for (_, h) in &both {
-            close(&b, *h).await;
-        }
-        a.check();
-    });
-}
-
-#[test]
-fn waits_for_locks_ask_a_restarted_leader_at_a_growing_pace() {
-    Lab::new(902).run(6, |lab| async move {
-        let (holder, gone) = (lab.client("holder").await, lab.client("gone").await);
-        let wish = |owner, kind| {
-            let owner = LockOwner { space: LockSpace::Fcntl, id: owner };
-            LockWish { owner, range: LockRange::WHOLE, kind, pid: 1 }
->>>>>>> meta
         };
         let (synced, ()) = tokio::join!(a.fsync(h), free);
         synced.unwrap();
