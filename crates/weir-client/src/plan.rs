@@ -284,7 +284,7 @@ mod tests {
             match send_as(&facts) {
                 SendAs::Fresh { len } => prop_assert!(exclusive && beyond_committed && !touched && len == end),
                 SendAs::Prepared => prop_assert!(exclusive && covered == 64),
-                SendAs::Merged => prop_assert!(exclusive && covered < 64 && !(beyond_committed && !touched)),
+                SendAs::Merged => prop_assert!(exclusive && covered < 64 && (touched || !beyond_committed)),
                 SendAs::Overlays => {}
                 SendAs::Empty => prop_assert!(false, "it is never planned"),
             }

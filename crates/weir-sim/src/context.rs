@@ -75,7 +75,8 @@ impl Load {
         let mut state = self.state();
         state.under_way -= 1;
         if state.under_way == 0 {
-            state.earlier += now.since(state.since);
+            let begun = state.since;
+            state.earlier += now.since(begun);
         }
     }
     pub fn so_far(&self, now: Instant) -> Duration {

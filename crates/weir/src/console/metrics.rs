@@ -19,7 +19,7 @@ const VOLUMES_MAX: usize = 100;
 
 /// The meaning of each name, for authors of dashboards. Names without a text here are of older or newer
 /// processes.
-const HELP: [(&str, &str); 52] = [
+const HELP: [(&str, &str); 53] = [
     ("weir_build_info", "The release of a node's program"),
     ("weir_call_seconds", "Time of requests that the process sent, by method"),
     ("weir_client_bytes_total", "Bytes that programs read and wrote at a mount"),
