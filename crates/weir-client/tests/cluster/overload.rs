@@ -68,7 +68,7 @@ fn ten_thousand_calls_of_a_mount_wait_for_a_slow_leader() {
             lab.world().sleep(Duration::from_millis(1)).await;
             most = most.max(in_flight(&lab, "meta", "weir_rpc_inflight"));
         }
-        let failed = done.lock().unwrap().iter().filter_map(|r| r.clone().err()).next();
+        let failed = done.lock().unwrap().iter().find_map(|r| r.clone().err());
         assert_eq!(failed, None, "no call fails");
         // Two connections with 1,024 calls each; the rest wait at the mount.
         assert!(most <= 2100.0, "{most} calls at the leader");
@@ -97,10 +97,11 @@ fn closes_wait_for_a_leader_that_is_away_in_few_tasks() {
         let before = served(&lab, "Close");
         lab.world().pause("meta");
         for (h, _) in &both {
-            close(&a, *h).await;
-            a.check(); // few tasks report
+            let (a, h) = (a.clone(), *h);
+            lab.env("a").tasks.spawn("thread", async move { close(&a, h).await });
         }
         lab.world().sleep(Duration::from_millis(500)).await;
+        a.check(); // few tasks report
         lab.world().resume("meta");
         lab.world().sleep(Duration::from_secs(3)).await;
         let messages = served(&lab, "Close") - before;

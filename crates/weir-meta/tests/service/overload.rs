@@ -89,7 +89,7 @@ fn requests_of_64_mounts_in_one_directory_are_tried_few_times() {
         }
         let results = crowd.all(&world).await;
         assert_eq!(results.len(), MOUNTS * 100);
-        assert_eq!(results.into_iter().filter_map(Result::err).next(), None, "no request fails");
+        assert_eq!(results.into_iter().find_map(Result::err), None, "no request fails");
         let tries = retries(&world) - before;
         assert!(tries <= 2 * MOUNTS * 100, "{tries} retries of {} requests", MOUNTS * 100);
         assert_eq!(node.meta.waiting(), (0, 0));
@@ -121,7 +121,7 @@ fn requests_that_wait_for_a_restart_are_tried_few_times() {
             world.sleep(Duration::from_millis(10)).await;
         }
         let results = crowd.all(&world).await;
-        assert_eq!(results.into_iter().filter_map(Result::err).next(), None);
+        assert_eq!(results.into_iter().find_map(Result::err), None);
         let tries = retries(&world) - before;
         assert!(tries <= 3 * 500, "{tries} retries of 500 requests, while 63 sessions returned");
         assert_eq!(node.meta.waiting(), (0, 0));
@@ -174,7 +174,7 @@ fn a_mount_is_not_slow_because_much_is_asked_of_it() {
         let begun = world.now();
         let results = crowd.all(&world).await;
         assert!(world.now().since(begun) > 4 * Duration::from_millis(LEASE_MS.into()));
-        assert_eq!(results.into_iter().filter_map(Result::err).next(), None);
+        assert_eq!(results.into_iter().find_map(Result::err), None);
         assert_eq!(node.meta.counts().0, 3, "no session has ended");
         let most = mounts[0].revokes.open.lock().unwrap().1;
         assert!(most <= 256, "{most} revokes at the same time");
