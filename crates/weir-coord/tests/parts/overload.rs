@@ -115,7 +115,8 @@ fn a_crowd_at_a_slow_store_is_refused_and_members_stay() {
             let target = node.joined.targets[0];
             assert!(target_is(target.0, TargetState::Up)(&observer.map()), "{target} is a member");
         }
-        assert_eq!(epochs(&observer.map()), before, "no group has lost a member");
+        // The seventh target brought more groups.
+        assert!(epochs(&observer.map()).starts_with(&before), "no group has lost a member");
         let (env, by) = &crowd_of[0];
         let again = Crowd::default();
         again.send(env, by, &GetStatus {});
