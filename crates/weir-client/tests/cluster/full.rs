@@ -185,8 +185,8 @@ fn bytes_left_below_the_size_by_a_failed_write_are_reported() {
                 b.open(&cred, ino, OpenMode::BOTH).await.unwrap();
             }
             // Little of each stripe if it is alone: whole ones are refused as a whole.
-            let step = if is_shared { size } else { CELL };
-            let len = if is_shared { size - 198 } else { 15_000 };
+            let step = if is_shared { size } else { 2 * CELL };
+            let len = if is_shared { size - 198 } else { 20_000 };
             let mut wrote = Ok(0);
             for at in (99..size).step_by(step) {
                 wrote = wrote.and(a.write(h, at as u64, Bytes::from(pattern(1, at, len))).await);

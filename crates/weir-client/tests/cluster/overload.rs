@@ -80,9 +80,9 @@ fn a_busy_target_is_waited_for_and_not_suspected() {
         synced.unwrap();
         assert!(lab.world().now().since(begun) < Duration::from_secs(24), "soon after it has time");
         assert_eq!(a.losses().0, 0);
-        // Two at a time, after pauses that grow to two seconds; a hundred pieces are its.
+        // After pauses that grow, until it answers something else: a few in a second.
         let refused = refused.load(SeqCst);
-        assert!((5..80).contains(&refused), "{refused} calls were refused in 20 s");
+        assert!((5..200).contains(&refused), "{refused} calls were refused in 20 s");
         all_are_members(&lab, &before).await;
         same(&content(&lab.client("b").await, "f").await, &expected);
     });

@@ -13,8 +13,11 @@ pub type Counts = BTreeMap<String, u64>;
 
 /// Requests that no application caused: life signs, maps, and rounds that a server makes by the clock.
 /// The simulator itself asks for the status.
-const OF_ITSELF: [&str; 26] = [
+const OF_ITSELF: [&str; 29] = [
     "Heartbeat",
+    "ReportLife",
+    "AskLife",
+    "GetLives",
     "GetMap",
     "ReportTarget",
     "ReportLink",

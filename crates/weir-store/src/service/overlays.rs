@@ -7,11 +7,12 @@ use super::*;
 use crate::alloc::Extent;
 use crate::crash_points;
 use crate::format::Overlay;
+use weir_env::{Backoff, Retry};
 
 /// How long a mirrored overlay waits for the numbers before it.
 const GAP_PATIENCE: Duration = Duration::from_secs(1);
-/// Between attempts to mirror to a peer that is up in the map.
-const RETRY_PAUSE: Duration = Duration::from_millis(20);
+/// Pauses between attempts to mirror to a peer that is up in the map: it may be a loaded one.
+const MIRROR_RETRY: Backoff = Backoff { first: Duration::from_millis(20), max: Duration::from_secs(1) };
 
 /// Extents that are logged in place, on the thread that took the request.
 const IN_PLACE_PARTS_MAX: usize = 16;
@@ -138,6 +139,7 @@ impl StorageNode {
         let mut reported = down_mask(acting.group());
         // By target: a place may move to another one meanwhile.
         let mut held: BTreeSet<TargetId> = BTreeSet::from([acting.target.store.target]);
+        let mut retry = Retry::jittered(&self.env, MIRROR_RETRY, deadline);
         loop {
             let group = acting.group();
             let wanting: Vec<usize> = log_keepers(group, r.cell)
@@ -183,7 +185,7 @@ impl StorageNode {
             if self.env.clock.now() >= deadline {
                 return Err(e.doing(format_args!("mirror an overlay of cell {}", r.cell)));
             }
-            acting = self.after_failure(acting, position, &e, r.cell).await?;
+            acting = self.after_failure(acting, (position, &e), r.cell, retry.next_pause()).await?;
             check_still_held(&acting, r, first)?;
         }
     }
@@ -261,9 +263,9 @@ impl StorageNode {
     async fn after_failure(
         &self,
         acting: Acting,
-        position: usize,
-        e: &Error,
+        (position, e): (usize, &Error),
         cell: CellId,
+        pause: Duration,
     ) -> Result<Acting> {
         let member = acting.group().members[position].target;
         match e.kind {
@@ -272,16 +274,14 @@ impl StorageNode {
                 // The coordinator's decision arrives in the map; if it does not answer, try again below.
                 let _ = self.peers.report(member, acting.scope.group, acting.scope.epoch, why).await;
             }
-            ErrorKind::Stale => {
-                let _ = self.peers.wait_newer(acting.map.version, RETRY_PAUSE).await;
-            }
+            ErrorKind::Stale | ErrorKind::Busy { .. } => {}
             _ => return Err(e.clone()),
         }
-        let map = self.peers.map();
-        let epoch = map.group(acting.scope.group).map_or(acting.scope.epoch, |g| g.epoch);
-        if epoch == acting.scope.epoch {
-            self.env.clock.sleep(RETRY_PAUSE).await;
+        let epoch_now = || self.peers.map().group(acting.scope.group).map_or(acting.scope.epoch, |g| g.epoch);
+        if epoch_now() == acting.scope.epoch {
+            let _ = self.peers.wait_newer(acting.map.version, pause).await; // tries again either way
         }
+        let epoch = epoch_now();
         let place = Place { target: acting.target.store.target, group: acting.scope.group, epoch };
         let acting = self.acting(place).await?;
         if sequencer(acting.group(), cell) != Some(acting.position) {
