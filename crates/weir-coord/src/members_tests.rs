@@ -259,7 +259,7 @@ fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
         }
         (1..=3).filter(|n| world.target(*n) == TargetState::Down).count()
     };
-    let ms = [9_999, 10_000, 14_999, 15_000];
+    let ms = [7_999, 8_000, 12_999, 13_000];
     assert_eq!(ms.map(|ms| after(&mut world, ms)), [0, 1, 1, 3]);
     let mut hangs = |s: u64| {
         let speed = Speed { stalled: Duration::from_secs(s), ..Speed::default() };

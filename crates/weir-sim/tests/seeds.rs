@@ -248,7 +248,7 @@ fn faults_of_disks_have_an_effect() {
 /// Nodes that starve make tasks late, and a burst issues its requests.
 #[test]
 fn load_has_an_effect() {
-    for (kind, least) in [(FaultKind::StarvedNode, 100), (FaultKind::Burst, 4000)] {
+    for (kind, least) in [(FaultKind::StarvedNode, 10), (FaultKind::Burst, 4000)] {
         let options = Options { faults: vec![kind], operations: 20, ..Options::default() };
         let outcome = run(4200, &options).unwrap_or_else(|e| panic!("{e}"));
         let hits = outcome.hits.get(kind.name()).copied().unwrap_or_default();

@@ -20,11 +20,12 @@ const LATE_MIN: Duration = Duration::from_millis(1000);
 const MUCH_SLOWER: u32 = 4;
 
 /// A disk that completes no request for this long hangs: longer than a disk takes to start or to recover from
-/// an error; much less than a write may take.
-const STALLED_AFTER: Duration = Duration::from_secs(10);
+/// an error; much less than a write may take. Two seconds that confirm it are added, and both together are the
+/// term of a lease: its holder must write before it loses it.
+const STALLED_AFTER: Duration = Duration::from_secs(8);
 /// The same for a target that is needed: callers that wait for it can still get an error in time, and targets
 /// that share a briefly busy disk are not all lost at once.
-const GONE_AFTER: Duration = Duration::from_secs(15);
+const GONE_AFTER: Duration = Duration::from_secs(13);
 /// The same on a machine whose work waits for processors or memory most of the time: its process may be what
 /// waits. Not without a limit: such a machine may stay so for days.
 const GONE_UNDER_PRESSURE: Duration = Duration::from_secs(60);
@@ -166,11 +167,11 @@ mod tests {
     fn a_disk_hangs_when_it_alone_completes_nothing() {
         let (busy, idle) = (speed(4000, 0), speed(0, 0));
         for (own, is_spare, others, expected) in [
-            (speed(0, 9_999), true, vec![idle], false),
-            (speed(0, 10_000), true, vec![idle], true),
-            (speed(0, 10_000), true, vec![busy, busy], true),
-            (speed(0, 10_000), false, vec![idle], false),
-            (speed(0, 15_000), false, vec![idle], true),
+            (speed(0, 7_999), true, vec![idle], false),
+            (speed(0, 8_000), true, vec![idle], true),
+            (speed(0, 8_000), true, vec![busy, busy], true),
+            (speed(0, 12_999), false, vec![idle], false),
+            (speed(0, 13_000), false, vec![idle], true),
             // All on one disk, or one machine that does nothing at all: no target leaves.
             (speed(0, 30_000), true, vec![speed(0, 8_000), speed(0, 30_000)], false),
             (speed(0, 30_000), true, vec![speed(0, 8_000), idle], true),
