@@ -583,7 +583,7 @@ fn fragments_lost_by_a_target_during_a_write_are_resent() {
             written.unwrap();
             close(&a, h).await;
             // One that answered later than the others may have been set aside.
-            lab.all_current().await.unwrap();
+            lab.wait_whole(&lab.observe().await).await;
             for lost in [1, 3].map(|n| [(first + n) % 6, (first + n + 1) % 6]) {
                 lost.iter().for_each(|n| lab.kill_storage(*n));
                 same(
@@ -773,7 +773,7 @@ fn an_aborted_write_stays_void_when_a_member_returns() {
 }
 
 /// A fragment that hung in one target's disk arrives after all, long after its writer has reported that it
-/// failed.
+/// failed, or has continued without that target.
 #[test]
 fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
     for hangs in 0..2 {
@@ -787,7 +787,10 @@ fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
             let faults = DiskFaults { hangs: true, ..DiskFaults::default() };
             lab.world().set_disk_faults(&format!("s{hangs}"), faults);
             write(&a, h, 0, &pattern(2, 0, CELL)).await;
-            assert!(a.fsync(h).await.is_err());
+            // It fails, or the group has continued without the target.
+            if a.fsync(h).await.is_ok() {
+                expected = pattern(2, 0, CELL);
+            }
             go_on(&lab, hangs..hangs + 1);
             same(&content(&b, "f").await, &expected);
             write(&a, h, 10, b"since").await;
