@@ -20,8 +20,8 @@ const LATE_MIN: Duration = Duration::from_millis(1000);
 const MUCH_SLOWER: u32 = 4;
 
 /// A disk that completes no request for this long hangs: longer than a disk takes to start or to recover from
-/// an error; much less than a write may take. Two seconds that confirm it are added, and both together are the
-/// term of a lease: its holder must write before it loses it.
+/// an error; much less than a write may take. Two seconds that confirm it are added, and both together are
+/// the term of a lease: its holder must write before it loses it.
 const STALLED_AFTER: Duration = Duration::from_secs(8);
 /// The same for a target that is needed: callers that wait for it can still get an error in time, and targets
 /// that share a briefly busy disk are not all lost at once.

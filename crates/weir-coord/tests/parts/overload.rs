@@ -53,7 +53,8 @@ fn a_process_is_asked_once_for_64_consoles() {
         let _coordinator = lab.coordinator().await;
         let (mount, who) = lab.observer("mount", Role::Mount);
         let _mount = Cluster::observe(&mount, who, PATIENCE).await.unwrap();
-        let done: Arc<Mutex<Vec<Result<Vec<Collected<Top>>>>>> = Arc::default();
+        type Answers = Mutex<Vec<Result<Vec<Collected<Top>>>>>;
+        let done: Arc<Answers> = Arc::default();
         let mut consoles = Vec::new();
         for n in 0..64 {
             consoles.push((lab.world.node(&format!("console{n}")), lab.client(&format!("console{n}")).await));
