@@ -582,7 +582,7 @@ fn fragments_lost_by_a_target_during_a_write_are_resent() {
             let (written, ()) = tokio::join!(writes, returns);
             written.unwrap();
             close(&a, h).await;
-            // One that answered later than the others may have been set aside.
+            // One that answered later than the others may have been demoted.
             lab.wait_whole(&lab.observe().await).await;
             for lost in [1, 3].map(|n| [(first + n) % 6, (first + n + 1) % 6]) {
                 lost.iter().for_each(|n| lab.kill_storage(*n));
