@@ -78,7 +78,7 @@ test-kills: build ## KILLS=50 kills of metadata leaders, coordinators and member
 	scripts/setup.sh cluster
 	python3 scripts/kills.py target/release/weir --kills $(KILLS)
 
-test-overload: build ## More work than the machine can do, beside busy loops: nothing fails, no live target leaves its groups (12 minutes, root)
+test-overload: build ## More work than the machine can do, beside busy loops: nothing fails, no live target leaves its groups (root)
 	python3 scripts/overload.py target/release/weir
 
 test-upgrade: setup ## A cluster of the commit in scripts/upgrade-from is upgraded role after role, while detectors write
