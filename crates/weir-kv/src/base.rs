@@ -9,7 +9,8 @@
 use crate::CommitSeq;
 use crate::change::{Change, Delta};
 use redb::{
-    AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+    AccessGuard, Database, Durability, ReadableDatabase, ReadableTable, ReadableTableMetadata,
+    StorageBackend, TableDefinition,
 };
 use std::fmt;
 use std::io;
@@ -26,6 +27,8 @@ const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 const FOLDED_SEQ: &str = "seq";
 const FOLDED_SEGMENT: &str = "segment";
 const FOLDED_EPOCH: &str = "epoch";
+/// The space that the entries need at least, see [`entry_bytes`]. Missing: it is not known.
+const FOLDED_BYTES: &str = "bytes";
 
 /// How much of the journal is folded in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -106,10 +109,12 @@ impl Tree {
         txn.set_quick_repair(true);
         {
             let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;
-            for (key, change) in deltas.iter().flat_map(|d| &d.changes) {
-                fold_one(&mut entries, key, change).map_err(|e| error(doing, e))?;
-            }
             let mut at = txn.open_table(FOLDED).map_err(|e| error(doing, e))?;
+            let mut bytes = Bytes::of(&entries, &at).map_err(|e| error(doing, e))?;
+            for (key, change) in deltas.iter().flat_map(|d| &d.changes) {
+                fold_one(&mut entries, key, change, &mut bytes).map_err(|e| error(doing, e))?;
+            }
+            bytes.write(&mut at).map_err(|e| error(doing, e))?;
             at.insert(FOLDED_SEQ, folded.seq.0).map_err(|e| error(doing, e))?;
             at.insert(FOLDED_SEGMENT, folded.segment).map_err(|e| error(doing, e))?;
             if folded.epoch > Epoch(0) {
@@ -128,9 +133,12 @@ impl Tree {
             txn.set_quick_repair(true);
             {
                 let mut entries = txn.open_table(ENTRIES).map_err(|e| error(doing, e))?;
+                let mut at = txn.open_table(FOLDED).map_err(|e| error(doing, e))?;
+                let mut bytes = Bytes::of(&entries, &at).map_err(|e| error(doing, e))?;
                 for (key, value) in pairs {
-                    entries.insert(key.as_slice(), value.as_slice()).map_err(|e| error(doing, e))?;
+                    insert(&mut entries, key, value, &mut bytes).map_err(|e| error(doing, e))?;
                 }
+                bytes.write(&mut at).map_err(|e| error(doing, e))?;
             }
             txn.commit().map_err(|e| error(doing, e))
         })
@@ -152,6 +160,21 @@ impl Tree {
         Ok(Folded { seq: CommitSeq(seq), segment, epoch: Epoch(epoch) })
     }
 
+    /// The space that its entries need at least; none: not known.
+    pub(crate) fn bytes(&self) -> Result<Option<u64>> {
+        let doing = "read the size of the state";
+        guarded(doing, || {
+            let txn = self.database.begin_read().map_err(|e| error(doing, e))?;
+            match txn.open_table(FOLDED) {
+                Ok(table) => {
+                    Ok(table.get(FOLDED_BYTES).map_err(|e| error(doing, e))?.map(|bytes| bytes.value()))
+                }
+                Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+                Err(e) => Err(error(doing, e)),
+            }
+        })
+    }
+
     /// The newest fold, for readers; it stays readable while the next fold runs. None before the first fold.
     pub(crate) fn snapshot(&self) -> Result<Option<Base>> {
         let doing = "read the state tree";
@@ -166,18 +189,53 @@ impl Tree {
     }
 }
 
-fn fold_one(
-    entries: &mut redb::Table<'_, &'static [u8], &'static [u8]>,
-    key: &[u8],
-    change: &Change,
-) -> std::result::Result<(), redb::StorageError> {
+type Entries<'t> = redb::Table<'t, &'static [u8], &'static [u8]>;
+type Numbers<'t> = redb::Table<'t, &'static str, u64>;
+type Stored<T> = std::result::Result<T, redb::StorageError>;
+
+/// Bytes of an entry beside its key and value, generously.
+pub(crate) const ENTRY_BYTES: u64 = 32;
+
+fn entry_bytes(key: &[u8], value: &[u8]) -> u64 {
+    (key.len() + value.len()) as u64 + ENTRY_BYTES
+}
+
+/// The value of [`FOLDED_BYTES`] during a commit. A tree that an older release made has none.
+struct Bytes(Option<u64>);
+
+impl Bytes {
+    fn of(entries: &Entries<'_>, at: &Numbers<'_>) -> Stored<Bytes> {
+        let known = at.get(FOLDED_BYTES)?.map(|bytes| bytes.value());
+        Ok(Bytes(if entries.is_empty()? { Some(0) } else { known }))
+    }
+    fn change(&mut self, more: u64, less: u64) {
+        self.0 = self.0.map(|bytes| (bytes + more).saturating_sub(less));
+    }
+    fn write(&self, at: &mut Numbers<'_>) -> Stored<()> {
+        if let Some(bytes) = self.0 {
+            at.insert(FOLDED_BYTES, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn insert(entries: &mut Entries<'_>, key: &[u8], value: &[u8], bytes: &mut Bytes) -> Stored<()> {
+    let before = entries.insert(key, value)?.map_or(0, |old| entry_bytes(key, old.value()));
+    bytes.change(entry_bytes(key, value), before);
+    Ok(())
+}
+
+fn fold_one(entries: &mut Entries<'_>, key: &[u8], change: &Change, bytes: &mut Bytes) -> Stored<()> {
     match change {
-        Change::Put(value) => drop(entries.insert(key, &**value)?),
-        Change::Delete => drop(entries.remove(key)?),
+        Change::Put(value) => insert(entries, key, value, bytes)?,
+        Change::Delete => {
+            let before = entries.remove(key)?.map_or(0, |old| entry_bytes(key, old.value()));
+            bytes.change(0, before);
+        }
         Change::Add(_) | Change::Max(_) => {
             let below = entries.get(key)?.map(|v| v.value().to_vec());
             let value = change.apply(below.as_deref()).expect("a number has a value");
-            drop(entries.insert(key, value.as_slice())?);
+            insert(entries, key, &value, bytes)?;
         }
     }
     Ok(())
@@ -295,11 +353,16 @@ impl StorageBackend for Backend {
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         let old = self.file.len()?;
-        self.change(if len > old {
-            self.file.allocate(old, len - old) // a full disk is detected here, before any write
-        } else {
-            self.file.set_len(len)
-        })
+        if len <= old {
+            return self.change(self.file.set_len(len));
+        }
+        // A full disk is detected here, before any write. But redb doubles its file, of which a nearly full
+        // disk may have too little, though enough for the pages that are written.
+        let grown = self.file.allocate(old, len - old).or_else(|e| match e.kind() {
+            io::ErrorKind::StorageFull => self.file.set_len(old).and_then(|()| self.file.set_len(len)),
+            _ => Err(e),
+        });
+        self.change(grown)
     }
     fn sync_data(&self) -> io::Result<()> {
         self.change(self.file.sync_data())

@@ -15,6 +15,7 @@ use crate::format::{
 };
 use crate::journal::{Journal, Segment, Shelf, Tail, lock, record_len_max};
 use crate::mark::{self, Begun, Mark};
+use crate::means::{Means, SEGMENTS_MAX, Sizes};
 use crate::recover::{Kept, Recovered, Wanted, recover};
 use crate::state::{Body, State};
 use crate::{CommitSeq, Txn};
@@ -24,17 +25,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Notify;
 use weir_env::{Env, File, OpenMode};
-use weir_proto::{Epoch, Error, Result};
-
-/// Largest number of segments: one being written, its prepared successor, two being folded.
-pub(crate) const SEGMENTS_MAX: u64 = 4;
+use weir_proto::{Epoch, Error, ErrorKind, Result};
 
 pub(crate) struct Core {
     pub(crate) env: Env,
     pub(crate) shelf: Shelf,
     pub(crate) cache_bytes: usize,
-    /// Folded segments up to this total size are kept for copies that are behind.
-    pub(crate) keep_bytes: u64,
+    /// Sizes by the disk, and what is left on it.
+    pub(crate) means: Mutex<Means>,
     pub(crate) journal: Arc<Journal>,
     /// Held by the one transaction that runs.
     pub(crate) writer: Mutex<Writer>,
@@ -84,7 +82,7 @@ impl Core {
         config: crate::config::EngineConfig,
         lock: Arc<dyn File>,
     ) -> Result<Core> {
-        let segment_bytes = config.journal_bytes_max / SEGMENTS_MAX / 4096 * 4096;
+        let sizes = Sizes::of(&config, &*env.disk, &dir);
         let tree_path = dir.join("state.redb");
         let mark = mark::read(&*env.disk, &dir)?;
         if mark.is_some_and(|m| m.begun == Begun::Import) {
@@ -95,16 +93,17 @@ impl Core {
         }
         let doing = format!("open the state tree {}", tree_path.display());
         let tree_file = env.disk.open(&tree_path, OpenMode::WRITE).map_err(|e| Error::from_io(doing, &e))?;
+        let segment_bytes = sizes.segment_bytes;
         let shelf = Shelf { disk: env.disk.clone(), dir, segment_bytes, tasks: env.tasks.clone() };
         let tree = Tree::open(tree_file.clone(), config.cache_bytes)
             .map_err(|e| e.doing(format!("in {}", tree_path.display())))?;
         shelf.disk.sync_dir(&shelf.dir).map_err(|e| Error::from_io("sync the state directory", &e))?;
         let folded = tree.folded()?;
         let version = if mark.is_some() { WITH_EPOCHS } else { PLAIN };
-        let keep_bytes = config.journal_keep_bytes;
+        let keep_bytes = sizes.keep_bytes;
         let found = find(&shelf, Wanted { folded, truncate_to: None, keep_bytes, version }, mark)?;
         check_mark(mark, found.epochs.last_epoch()).map_err(|e| e.doing(shelf.dir.display().to_string()))?;
-        let base = tree.snapshot()?;
+        let (base, content_bytes) = (tree.snapshot()?, tree.bytes()?);
         let (role, durable) = match mark {
             None => (Role::Leads(Epoch(0), Arc::new(Alone)), found.last),
             Some(Mark { epoch, .. }) => {
@@ -115,11 +114,11 @@ impl Core {
         let found = Found::from(found, base);
         let journal =
             Journal::new(&found.tail, found.state.seq, durable, role.copies(), (&env, lock.clone()))?;
-        Ok(Core {
+        let core = Core {
             env,
             shelf,
             cache_bytes: config.cache_bytes,
-            keep_bytes,
+            means: Mutex::new(Means::new(sizes)),
             journal: Arc::new(journal),
             writer: Mutex::new(Writer { tail: found.tail, role, epochs: found.epochs }),
             state: RwLock::new(found.state),
@@ -132,7 +131,10 @@ impl Core {
             wake_folder: Notify::new(),
             closed: AtomicBool::new(false),
             _lock: lock,
-        })
+        };
+        core.note_tree(content_bytes);
+        core.renew_ballast();
+        Ok(core)
     }
 
     pub(crate) fn state(&self) -> RwLockReadGuard<'_, State> {
@@ -204,8 +206,10 @@ impl Core {
             return Err(Error::invalid(format!("a transaction of {len} bytes; at most {max} are possible")));
         }
         let tail = &writer.tail;
-        if tail.segment.version != wanted || !tail.fits(len, self.shelf.segment_bytes) {
-            self.seal(writer)?;
+        if tail.segment.version != wanted || !tail.fits(len) {
+            let sealed = self.seal(writer);
+            self.note_refusal(&sealed);
+            sealed?;
         }
         Ok(len)
     }
@@ -248,20 +252,38 @@ impl Core {
     }
 
     fn take_next(&self) -> Result<Arc<Segment>> {
+        let mut tried = false;
         loop {
-            if let Some(next) = lock(&self.reserve).next.take() {
-                if next.version == self.version.load(Ordering::Acquire) {
+            let next = lock(&self.reserve).next.take();
+            if let Some(next) = next {
+                let version = self.version.load(Ordering::Acquire);
+                if (next.version, next.bytes) == (version, self.shelf.segment_bytes) {
                     return Ok(next);
                 }
-                // Made before the store had copies: made again, under the same number.
-                let made = self.shelf.make(next.number, WITH_EPOCHS, None)?;
-                return Ok(Arc::new(made));
+                // Made before the store had copies, or of another size: made again, under the same number.
+                let made = self.shelf.make(next.number, version, None);
+                return made.map(Arc::new).inspect_err(|_| lock(&self.reserve).next = Some(next));
             }
-            self.prepare_next()?;
+            if let Err(e) = self.prepare_next() {
+                if e.kind != ErrorKind::NoSpace || std::mem::replace(&mut tried, true) {
+                    return Err(e);
+                }
+                // A fold frees a segment's file. If it lacks space, too, the ballast is gone then.
+                if !self.fold().is_ok_and(|folded| folded > 0) {
+                    self.drop_ballast();
+                }
+            }
         }
     }
 
     pub(crate) fn prepare_next(&self) -> Result<()> {
+        let is_new = {
+            let reserve = lock(&self.reserve);
+            reserve.next.is_none() && reserve.spare.is_none()
+        };
+        if is_new {
+            self.has_free(self.shelf.segment_bytes)?; // kept ones give way; without space it fails below
+        }
         let mut reserve = lock(&self.reserve);
         if reserve.next.is_some() {
             return Ok(());
@@ -333,7 +355,8 @@ impl Core {
 
     fn reload(&self, writer: &mut Writer, folded: Folded, mark: Mark) -> Result<()> {
         let mut reserve = lock(&self.reserve); // no other thread makes a segment meanwhile
-        let wanted = Wanted { folded, truncate_to: None, keep_bytes: self.keep_bytes, version: WITH_EPOCHS };
+        let keep_bytes = lock(&self.means).sizes.keep_bytes;
+        let wanted = Wanted { folded, truncate_to: None, keep_bytes, version: WITH_EPOCHS };
         let mut found = Found::from(find(&self.shelf, wanted, Some(mark))?, None);
         self.journal.restart(&found.tail, found.state.seq)?;
         let mut state = self.state_mut();
@@ -346,7 +369,19 @@ impl Core {
 
     /// A failure fails the store: the mark on the disk is unknown then.
     pub(crate) fn write_mark(&self, mark: Mark) -> Result<()> {
-        mark::write(&*self.shelf.disk, &self.shelf.dir, mark).inspect_err(|e| self.journal.fail(e.clone()))
+        let write = || mark::write(&*self.shelf.disk, &self.shelf.dir, mark);
+        let mut written = write();
+        if written.as_ref().is_err_and(|e| e.kind == ErrorKind::NoSpace) {
+            self.drop_ballast();
+            written = write();
+        }
+        match &written {
+            // It is as it was. A truncation that might be noted must not be continued by other records.
+            Err(e) if e.kind == ErrorKind::NoSpace && mark.begun == Begun::Nothing => {}
+            Err(e) => self.journal.fail(e.clone()),
+            Ok(()) => {}
+        }
+        written
     }
 }
 

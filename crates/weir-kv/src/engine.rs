@@ -11,9 +11,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use weir_env::{BoxFuture, Disk, Env, File, OpenMode};
+use weir_env::{BoxFuture, Disk, Env, File, Instant, OpenMode};
 use weir_proto::{Error, ErrorKind, Result};
 
+/// While space is short, a segment that is not full is folded after this time, too.
+const FOLD_SHORT_EVERY: Duration = Duration::from_secs(10);
 /// How long an open waits for a previous process to release the directory.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
@@ -38,6 +40,13 @@ impl Engine {
         env.tasks.spawn("kv-fold", fold_always(core.clone()));
         core.wake_folder.notify_one();
         Ok(Arc::new(Engine { core }))
+    }
+}
+
+impl Engine {
+    /// Since when every change is refused because the disk is full; none: they are not.
+    pub fn refuses_since(&self) -> Option<Instant> {
+        self.core.refuses_since()
     }
 }
 
@@ -100,6 +109,10 @@ impl Kv for Engine {
         })
     }
 
+    fn is_space_short(&self) -> bool {
+        self.core.is_space_short()
+    }
+
     fn checkpoint(&self) -> BoxFuture<'static, Result<()>> {
         let core = self.core.clone();
         Box::pin(async move {
@@ -148,7 +161,13 @@ fn make_directory(disk: &dyn Disk, dir: &Path) -> std::io::Result<()> {
 async fn fold_always(core: Arc<Core>) {
     let mut lost_since = None;
     loop {
-        core.wake_folder.notified().await;
+        let woken = core.wake_folder.notified();
+        let rests = if core.is_space_short() {
+            core.env.clock.timeout(FOLD_SHORT_EVERY, woken).await.is_err()
+        } else {
+            woken.await;
+            false
+        };
         if core.closed.load(Ordering::Acquire) {
             return;
         }
@@ -168,11 +187,20 @@ async fn fold_always(core: Arc<Core>) {
         }
         lost_since = None;
         let worker = core.clone();
-        let done =
-            core.env.tasks.blocking(move || worker.prepare_next().and_then(|()| worker.fold().map(drop)));
+        let done = core.env.tasks.blocking(move || {
+            if rests {
+                worker.seal_all()?; // removals make space when they are folded
+            }
+            // A fold frees the file for the next segment if the disk has none.
+            let prepared = worker.prepare_next();
+            let folded = worker.fold()?;
+            if folded == 0 { prepared } else { worker.prepare_next() }
+        });
         if let Err(error) = done.await {
             // Retried when the next segment is full; until then nothing is lost or refused.
-            tracing::warn!(%error, "the journal cannot be folded now");
+            if let Some(more) = core.env.watch.line("not folded") {
+                tracing::warn!("the journal cannot be folded now: {error}{more}");
+            }
             if core.state().is_lost() {
                 core.env.clock.sleep(REPAIR_PAUSE).await;
                 core.wake_folder.notify_one();

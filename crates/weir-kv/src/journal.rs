@@ -39,6 +39,8 @@ pub(crate) struct Segment {
     pub(crate) number: u64,
     /// Format version of its records.
     pub(crate) version: u32,
+    /// Size of its file. It differs from that of new ones if the store was opened with another size.
+    pub(crate) bytes: u64,
     pub(crate) path: PathBuf,
     /// For creating and reading it.
     pub(crate) file: Arc<dyn File>,
@@ -48,15 +50,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    pub(crate) fn open(
-        disk: &dyn Disk,
-        number: u64,
-        version: u32,
-        path: PathBuf,
-    ) -> std::io::Result<Segment> {
+    pub(crate) fn open(disk: &dyn Disk, header: SegmentHeader, path: PathBuf) -> std::io::Result<Segment> {
+        let SegmentHeader { version, number, bytes } = header;
         let mode = OpenMode { create: false, ..OpenMode::WRITE };
         let (file, appender) = (disk.open(&path, mode)?, disk.open(&path, mode.direct())?);
-        Ok(Segment { number, version, path, file, appender })
+        Ok(Segment { number, version, bytes, path, file, appender })
     }
 }
 
@@ -82,20 +80,23 @@ impl Shelf {
         let doing = format!("prepare the journal segment {}", path.display());
         let made = || {
             let header = SegmentHeader { version, number, bytes: self.segment_bytes };
-            let header = encode_segment_header(header);
             let from = match spare {
                 Some(spare) => spare.to_path_buf(),
                 None => path.with_extension("tmp"),
             };
             let file = self.disk.open(&from, OpenMode::WRITE)?;
-            if spare.is_none() {
-                write_zeros(&*file, 0, self.segment_bytes)?;
+            if spare.is_none()
+                && let Err(e) = write_zeros(&*file, 0, self.segment_bytes)
+            {
+                drop(file);
+                let _ = self.disk.remove_file(&from); // a full disk gets back the part that was written
+                return Err(e);
             }
-            file.write_all_at(&header, 0)?;
+            file.write_all_at(&encode_segment_header(header), 0)?;
             file.sync_data()?;
             self.disk.rename(&from, &path)?;
             self.disk.sync_dir(&self.dir)?;
-            Segment::open(&*self.disk, number, version, path.clone())
+            Segment::open(&*self.disk, header, path.clone())
         };
         made().map_err(|e| Error::from_io(doing, &e))
     }
@@ -241,8 +242,8 @@ pub(crate) struct Tail {
 
 impl Tail {
     /// Whether a record of this length, and the end record after it, fit.
-    pub(crate) fn fits(&self, len: usize, segment_bytes: u64) -> bool {
-        self.used + (len + record_header_bytes(self.segment.version)) as u64 <= segment_bytes
+    pub(crate) fn fits(&self, len: usize) -> bool {
+        self.used + (len + record_header_bytes(self.segment.version)) as u64 <= self.segment.bytes
     }
 }
 

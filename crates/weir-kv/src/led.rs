@@ -64,6 +64,9 @@ impl Kv for Led {
             core.check_term(term)
         })
     }
+    fn is_space_short(&self) -> bool {
+        self.engine.is_space_short()
+    }
     fn checkpoint(&self) -> BoxFuture<'static, Result<()>> {
         self.engine.checkpoint()
     }

@@ -20,10 +20,12 @@ mod format;
 mod journal;
 mod led;
 mod mark;
+mod means;
 mod member;
 pub mod memory;
 mod reader;
 mod recover;
+mod space;
 mod state;
 mod transfer;
 
@@ -94,6 +96,11 @@ pub trait Kv: Send + Sync + 'static {
     fn wait_durable(&self, seq: CommitSeq) -> BoxFuture<'static, Result<()>>;
     /// Makes all committed transactions durable and folds the journal into the state engine.
     fn checkpoint(&self) -> BoxFuture<'static, Result<()>>;
+    /// Whether only transactions that free space should be made: the disk has little, which is kept for
+    /// these.
+    fn is_space_short(&self) -> bool {
+        false
+    }
 }
 
 pub type SharedKv = Arc<dyn Kv>;

@@ -5,7 +5,7 @@
 use crate::CommitSeq;
 use crate::core::Core;
 use crate::engine::Engine;
-use crate::format::{Record, SEGMENT_HEADER_BYTES, decode_record, decode_segment_header};
+use crate::format::{Record, SEGMENT_HEADER_BYTES, SegmentHeader, decode_record, decode_segment_header};
 use crate::journal::lock;
 use crate::member::Entry;
 use bytes::Bytes;
@@ -21,7 +21,7 @@ pub struct Reader {
     core: Arc<Core>,
     file: Arc<dyn File>,
     number: u64,
-    version: u32,
+    header: SegmentHeader,
     offset: u64,
     /// The previous record.
     last: CommitSeq,
@@ -44,15 +44,15 @@ impl Engine {
         let all: Vec<_> = kept.into_iter().chain(sealed).chain([(tail, CommitSeq(u64::MAX))]).collect();
         let first = all[0].0;
         let number = all.iter().find(|(_, last)| *last > after).map_or(tail, |(number, _)| *number);
-        let Some((file, version)) = open(core, number)? else { return Ok(None) };
+        let Some((file, header)) = open(core, number)? else { return Ok(None) };
         let offset = SEGMENT_HEADER_BYTES as u64;
-        let mut reader = Reader { core: core.clone(), file, number, version, offset, last: after };
+        let mut reader = Reader { core: core.clone(), file, number, header, offset, last: after };
         Ok((number > first || reader.begins_in_time(after)?).then_some(reader))
     }
 }
 
 /// None: it was removed meanwhile.
-fn open(core: &Core, number: u64) -> Result<Option<(Arc<dyn File>, u32)>> {
+fn open(core: &Core, number: u64) -> Result<Option<(Arc<dyn File>, SegmentHeader)>> {
     let path = core.shelf.path(number);
     let doing = format!("read the journal segment {}", path.display());
     let file = match core.shelf.disk.open(&path, OpenMode::READ) {
@@ -63,14 +63,14 @@ fn open(core: &Core, number: u64) -> Result<Option<(Arc<dyn File>, u32)>> {
     let mut block = vec![0; SEGMENT_HEADER_BYTES];
     file.read_exact_at(&mut block, 0).map_err(|e| Error::from_io(&doing, &e))?;
     let header = decode_segment_header(&block).map_err(|e| e.doing(doing))?;
-    Ok((header.number == number).then_some((file, header.version)))
+    Ok((header.number == number).then_some((file, header)))
 }
 
 impl Reader {
     /// Whether the oldest segment has the record after `after`, or will have it.
     fn begins_in_time(&mut self, after: CommitSeq) -> Result<bool> {
         let bytes = self.read(READ_BYTES)?;
-        let first = decode_record(&bytes, self.number, self.version);
+        let first = decode_record(&bytes, self.number, self.header.version);
         Ok(match first {
             Some(record) if record.body.is_empty() => record.seq <= after,
             Some(record) => record.seq.0 <= after.0 + 1,
@@ -79,7 +79,7 @@ impl Reader {
     }
 
     fn read(&self, bytes_max: usize) -> Result<Vec<u8>> {
-        let left = self.core.shelf.segment_bytes.saturating_sub(self.offset);
+        let left = self.header.bytes.saturating_sub(self.offset);
         let mut bytes = vec![0; left.min(bytes_max as u64) as usize];
         let path = self.core.shelf.path(self.number);
         let read = self.file.read_at(&mut bytes, self.offset);
@@ -95,13 +95,15 @@ impl Reader {
         let (mut entries, mut total) = (Vec::new(), 0);
         while self.last < synced && total < bytes_max {
             let mut bytes = self.read(READ_BYTES)?;
-            if decode_record(&bytes, self.number, self.version).is_none() {
-                bytes = self.read(self.core.shelf.segment_bytes as usize)?;
+            if decode_record(&bytes, self.number, self.header.version).is_none() {
+                bytes = self.read(self.header.bytes as usize)?;
             }
             let mut at = 0;
             let mut ended = false;
             while total < bytes_max && self.last < synced {
-                let Some(record) = decode_record(&bytes[at..], self.number, self.version) else { break };
+                let Some(record) = decode_record(&bytes[at..], self.number, self.header.version) else {
+                    break;
+                };
                 at += record.len;
                 if record.body.is_empty() {
                     ended = true;
@@ -116,8 +118,8 @@ impl Reader {
             self.offset += at as u64;
             if ended {
                 let next = open(&self.core, self.number + 1)?;
-                let Some((file, version)) = next else { return Ok(None) };
-                (self.file, self.version, self.number) = (file, version, self.number + 1);
+                let Some((file, header)) = next else { return Ok(None) };
+                (self.file, self.header, self.number) = (file, header, self.number + 1);
                 self.offset = SEGMENT_HEADER_BYTES as u64;
             } else if at == 0 {
                 return Ok(None); // the file was recycled for another segment

@@ -12,7 +12,7 @@ use crate::change::Delta;
 use crate::crash_points;
 use crate::epochs::Epochs;
 use crate::format::{
-    Record, SEGMENT_HEADER_BYTES, WITH_EPOCHS, decode_record, decode_segment_header, replay,
+    Record, SEGMENT_HEADER_BYTES, SegmentHeader, WITH_EPOCHS, decode_record, decode_segment_header, replay,
 };
 use crate::journal::{Segment, Shelf, Tail, rewrite, write_zeros};
 use std::fmt;
@@ -33,6 +33,7 @@ pub(crate) struct Ended {
 pub(crate) struct Kept {
     pub(crate) number: u64,
     pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
     pub(crate) last: CommitSeq,
 }
 
@@ -171,7 +172,8 @@ fn read_kept(shelf: &Shelf, old: Vec<u64>, folded: Folded) -> Result<(Vec<Kept>,
         let Ok(Contents { ended: true, .. }) = walk(&found.bytes, segment, &"segment", &mut walked) else {
             break;
         };
-        kept.push(Kept { number: *number, path: segment.path.clone(), last: walked.last });
+        let (path, bytes) = (segment.path.clone(), segment.bytes);
+        kept.push(Kept { number: *number, path, bytes, last: walked.last });
         epochs = Some((walked.last, walked.epochs));
     }
     match epochs {
@@ -340,7 +342,9 @@ impl Found {
             let written = header.number;
             return Err(Error::damaged(format!("{doing}: its header has the number {written}")));
         }
-        let segment = Segment::open(&*shelf.disk, number, header.version, path).map_err(io)?;
+        // A file that is shorter than in its header was cut by others: it is used as far as it goes.
+        let header = SegmentHeader { bytes: header.bytes.min(bytes.len() as u64), ..header };
+        let segment = Segment::open(&*shelf.disk, header, path).map_err(io)?;
         Ok(Found { segment: Arc::new(segment), bytes })
     }
 

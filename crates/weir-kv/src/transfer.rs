@@ -7,11 +7,11 @@
 use crate::CommitSeq;
 use crate::base::{Base, Folded, Tree};
 use crate::config::EngineConfig;
-use crate::core::SEGMENTS_MAX;
 use crate::engine::{Engine, lock_directory};
 use crate::format::{PLAIN, WITH_EPOCHS};
 use crate::journal::{Shelf, lock};
 use crate::mark::{self, Begun, Mark};
+use crate::means::Sizes;
 use crate::state::KEY_BYTES_MAX;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,14 +125,15 @@ impl Import {
         let doing = format!("empty the state directory {}", dir.display());
         let io = |e: std::io::Error| Error::from_io(&doing, &e);
         for entry in env.disk.read_dir(&dir).map_err(io)? {
-            if entry.name.starts_with("journal-") || entry.name == "state.redb" {
+            if entry.name.starts_with("journal-") || ["state.redb", "ballast"].contains(&entry.name.as_str())
+            {
                 env.disk.remove_file(&dir.join(&entry.name)).map_err(io)?;
             }
         }
         env.disk.sync_dir(&dir).map_err(io)?;
         let file = env.disk.open(&dir.join("state.redb"), OpenMode::WRITE).map_err(io)?;
         let tree = Arc::new(Tree::open(file, config.cache_bytes)?);
-        let segment_bytes = config.journal_bytes_max / SEGMENTS_MAX / 4096 * 4096;
+        let segment_bytes = Sizes::of(&config, &*env.disk, &dir).segment_bytes;
         let shelf = Shelf { disk: env.disk.clone(), dir, segment_bytes, tasks: env.tasks.clone() };
         Ok(Import { env, shelf, tree, folded, known, newest_key: Vec::new(), _lock: held })
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use weir_env::Env;
 use weir_env::sim::{DiskFaults, SimConfig, World};
-use weir_kv::{CommitSeq, Engine, EngineConfig, Kv};
-use weir_proto::ErrorKind;
+use weir_kv::{Alone, CommitSeq, Engine, EngineConfig, Kv};
+use weir_proto::{Epoch, ErrorKind, Result};
 
 const SMALL: EngineConfig =
     EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 1 << 20, journal_keep_bytes: 0 };
@@ -216,6 +216,163 @@ fn a_full_disk_refuses_and_recovers() {
             assert!(dump(&*engine) == (seq, model), "seed {seed}");
         });
     }
+}
+
+const MIB: u64 = 1 << 20;
+/// As a metadata server opens its store.
+const USUAL: EngineConfig =
+    EngineConfig { cache_bytes: 1 << 20, journal_bytes_max: 128 << 20, journal_keep_bytes: 512 << 20 };
+
+async fn open_on(w: &World, bytes: u64) -> (Env, Arc<Engine>) {
+    w.set_disk_capacity("a", bytes);
+    let env = w.node("a");
+    let engine = Engine::open(&env, Path::new(DIR), USUAL).await.unwrap_or_else(|e| panic!("open: {e}"));
+    engine.lead(Epoch(1), Arc::new(Alone)).await.unwrap();
+    (env, engine)
+}
+
+/// Puts numbers from a range, 3,000 bytes each.
+fn put_some(engine: &Engine, keys: std::ops::Range<u32>) -> Result<()> {
+    for n in keys {
+        let (key, value) = (n.to_be_bytes(), vec![n as u8; 3000]);
+        engine.transact(&mut |t| {
+            t.put(&key, &value);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// One megabyte of state on a disk of 145 MB, changed again and again: it is always folded, and the segments
+/// that are kept for copies leave most of the disk free.
+#[test]
+fn a_small_disk_is_enough_for_a_small_state() {
+    let world = World::new(5, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let (env, engine) = open_on(&w, 145 * MIB).await;
+        for round in 0..200 {
+            put_some(&engine, 0..333).unwrap_or_else(|e| panic!("round {round}: {e}"));
+            assert!(!engine.is_space_short(), "round {round}");
+            env.clock.sleep(Duration::from_millis(10)).await;
+        }
+        let space = env.disk.space(Path::new(DIR)).unwrap();
+        assert!(space.free > space.total / 2, "{space:?}");
+        let kept = env.disk.read_dir(Path::new(DIR)).unwrap();
+        assert!(kept.iter().filter(|e| e.name.starts_with("journal-")).count() > 3, "{kept:?}");
+        w.power_cut("a");
+        let again = Engine::open(&w.node("a"), Path::new(DIR), USUAL).await.unwrap();
+        assert_eq!(dump(&*again).1.len(), 333);
+    });
+}
+
+/// Others fill the disk. Space is short from then on, kept segments give way, and everything can be removed.
+#[test]
+fn all_can_be_removed_from_a_disk_that_others_filled() {
+    for (seed, left) in [(1, MIB), (2, 64 << 10), (3, 0), (4, 5 * MIB)] {
+        let world = World::new(seed, SimConfig::default());
+        let w = world.clone();
+        world.run(async move {
+            let (env, engine) = open_on(&w, 300 * MIB).await;
+            for n in 0..10 {
+                put_some(&engine, n * 500..n * 500 + 1000).unwrap();
+                env.clock.sleep(Duration::from_millis(10)).await;
+            }
+            let space = env.disk.space(Path::new(DIR)).unwrap();
+            w.set_disk_capacity("a", space.total - space.free + left);
+            env.clock.sleep(Duration::from_secs(2)).await;
+            assert!(engine.is_space_short(), "seed {seed}");
+            for n in 0..5500u32 {
+                let removed = engine.transact(&mut |t| {
+                    t.delete(&n.to_be_bytes());
+                    t.put(b"newest", &vec![n as u8; 2000]);
+                    Ok(())
+                });
+                removed.unwrap_or_else(|e| panic!("seed {seed}, removal {n}: {e}"));
+                if n % 100 == 0 {
+                    env.clock.sleep(Duration::from_millis(10)).await;
+                }
+            }
+            engine.checkpoint().await.unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            w.set_disk_capacity("a", 300 * MIB);
+            put_some(&engine, 0..2000).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+            engine.checkpoint().await.unwrap();
+            env.clock.sleep(Duration::from_secs(2)).await;
+            assert!(!engine.is_space_short(), "seed {seed}");
+            assert!(env.disk.exists(&Path::new(DIR).join("ballast")), "seed {seed}: it is made again");
+        });
+    }
+}
+
+/// The tree's file keeps the space of what was removed, and later folds use it.
+#[test]
+fn removals_make_space_again() {
+    let world = World::new(6, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let (env, engine) = open_on(&w, 300 * MIB).await;
+        for round in 0..3 {
+            let mut count = 0u32;
+            while !engine.is_space_short() {
+                for _ in 0..20 {
+                    let put = engine.transact(&mut |t| {
+                        t.put(&count.to_be_bytes(), &vec![count as u8; 50_000]);
+                        Ok(())
+                    });
+                    put.unwrap_or_else(|e| panic!("round {round}, {count}: {e}"));
+                    count += 1;
+                }
+                env.clock.sleep(Duration::from_millis(200)).await;
+            }
+            assert!(count > 2000, "round {round}: {count}");
+            for n in 0..count {
+                engine
+                    .transact(&mut |t| {
+                        t.delete(&n.to_be_bytes());
+                        Ok(())
+                    })
+                    .unwrap_or_else(|e| panic!("round {round}, removal {n}: {e}"));
+            }
+            env.clock.sleep(Duration::from_secs(30)).await;
+            assert!(!engine.is_space_short(), "round {round}");
+        }
+        engine.checkpoint().await.unwrap();
+        w.power_cut("a");
+        let again = Engine::open(&w.node("a"), Path::new(DIR), USUAL).await.unwrap();
+        assert!(!again.is_space_short(), "the size of the content is on the disk");
+    });
+}
+
+/// A store that moves to a larger disk has segments of two sizes.
+#[test]
+fn a_store_is_opened_on_a_disk_of_another_size() {
+    let world = World::new(8, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let (env, engine) = open_on(&w, 145 * MIB).await;
+        put_some(&engine, 0..2000).unwrap();
+        for (epoch, bytes) in [(2, 4 << 30), (3, 200 * MIB), (4, 8 << 30)] {
+            env.clock.sleep(Duration::from_millis(50)).await;
+            w.power_cut("a");
+            w.set_disk_capacity("a", bytes);
+            let engine = Engine::open(&w.node("a"), Path::new(DIR), USUAL).await.unwrap();
+            engine.lead(Epoch(epoch), Arc::new(Alone)).await.unwrap();
+            for _ in 0..3 {
+                put_some(&engine, 0..7000).unwrap();
+            }
+            let (seq, state) = dump(&*engine);
+            assert_eq!(state.len(), 7000);
+            engine.wait_durable(seq).await.unwrap();
+            if bytes < 1 << 30 {
+                continue; // the segments of the larger disk have given way
+            }
+            let mut reader = engine.reader(CommitSeq(seq.0 - 3000)).unwrap().expect("they are kept");
+            let mut count = 0;
+            while count < 3000 {
+                count += reader.next(1 << 20).unwrap().expect("they are kept").len();
+            }
+        }
+    });
 }
 
 /// Reads fail for a while, in a fold too: nothing is lost or half, and all is readable when the disk is.
