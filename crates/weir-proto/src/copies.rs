@@ -123,6 +123,18 @@ message!(
     }
 );
 
+message!(
+    /// A copy, though its process ran, has not received a request of its leader for this time, under this
+    /// epoch.
+    LeaderSilent = 85 by [Meta] -> MapReply {
+        node: NodeId,
+        namespace: NamespaceId,
+        leader: NodeId,
+        epoch: Epoch,
+        silent_ms: u32,
+    }
+);
+
 impl JournalAppend {
     /// The numbers, epochs and bodies of the records.
     pub fn split(&self, payload: &Bytes) -> Result<Vec<(u64, Epoch, Bytes)>> {

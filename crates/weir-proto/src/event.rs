@@ -1,12 +1,12 @@
 //! Events: troubles of the cluster as they began and ended (methods 59, 72 and 73).
 //!
-//! A console compares what it finds with what it found before; the coordinator keeps the log, so that every
-//! command reads the same one.
+//! The leading coordinator compares the troubles that it finds with those that it found before, and keeps the
+//! log, so that every command reads the same one. Consoles report those of their machines, too.
 use crate::condition::NodeTrouble;
 use crate::{message, wire_enum};
 
 /// Events that are kept, the newest, and marks.
-pub const EVENTS_MAX: usize = 200;
+pub const EVENTS_MAX: usize = 1000;
 pub const MUTES_MAX: usize = 64;
 /// Troubles of one report.
 pub const REPORTED_MAX: usize = 512;

@@ -33,10 +33,14 @@ crate::wire_enum!(
         ErrorResponse = 5,
         /// The caller no longer waits for the call.
         Cancel = 6,
-        /// A keep-alive. Flag `FLAG_ECHO` requests one in return.
+        /// A keep-alive. Flag `FLAG_ECHO` requests one in return, with the same call and body.
         Ping = 7,
         /// The sender closes after this; body: an [`Error`] with the reason.
         Goodbye = 8,
+        /// The first frame of a caller that means another node; body [`Through`]. The listener answers with
+        /// one without body when it is connected to that node; from then on it passes bytes on, which begin
+        /// with a handshake and hellos of the two ends.
+        Through = 9,
     }
 );
 
@@ -58,6 +62,11 @@ message!(
         /// Differs after each start of the process.
         instance: u64,
     }
+);
+
+message!(
+    /// Names the caller, and the node that it means.
+    Through { hello: Hello, node: String }
 );
 
 impl Hello {

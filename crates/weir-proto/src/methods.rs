@@ -81,7 +81,7 @@ methods!(
     condition::{ReportCondition, GetConditions, TroubleList}
     life::{AskLife, ReportLife, GetLives}
     enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
-    copies::{JournalAppend, JournalAsk, JournalTruncate, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost}
+    copies::{JournalAppend, JournalAsk, JournalTruncate, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost, LeaderSilent}
     export::{ExportBegin, ExportFetch, ExportSet, GetExports}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, SessionList, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,

@@ -6,15 +6,17 @@
 //!
 //! Invariants: one round of dials at a time, which continues when its caller's patience ends; a channel never
 //! repeats a request that was sent (only its caller knows whether that is safe); failed dials are spaced by a
-//! growing, jittered pause.
+//! growing, jittered pause; nothing is dialed for a channel that was dropped.
 use crate::hello::{Identity, connect, is_refusal};
 use crate::names::resolved;
+use crate::through::{Via, connect_through};
 use crate::{Answered, Connection, Payload, Service};
 use bytes::Bytes;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
-use weir_env::{Addr, Env, Instant, TaskHandle, watch};
+use weir_env::{Addr, Backoff, Env, Instant, TaskHandle, watch};
 use weir_proto::map::Role;
 use weir_proto::sender::Sender;
 use weir_proto::{Error, ErrorKind, Request, Result};
@@ -28,6 +30,20 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// busy machine; an address that drops all packets (a host that is off) must not delay the others for the
 /// whole patience of a hello.
 const HEAD_START: Duration = Duration::from_millis(200);
+/// Another node is asked to pass the connection on when the addresses have not answered after this: a busy
+/// node that is late is not to be dialed twice.
+const DIRECT_HEAD_START: Duration = Duration::from_secs(1);
+
+/// A silent peer has this long for an echo: a round trip, and a turn of a busy machine's processor.
+const ECHO_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a new connection may take through another node.
+const AROUND_PATIENCE: Duration = Duration::from_secs(2);
+/// After a connection through another node, the direct one gets this multiple of its time,
+const DIRECT_TIMES: u32 = 4;
+/// and this at least.
+const DIRECT_MIN: Duration = Duration::from_millis(300);
+/// Pauses between comparisons of the ways to a node.
+const WAY_PAUSES: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
 
 /// The addresses of a node, as known now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +55,19 @@ pub struct Whereabouts {
     pub name: Option<String>,
     /// Its role. An impostor with another role has no certificate for this one. `None`: any.
     pub role: Option<Role>,
+    /// Nodes through which it may be reached by its name if it does not answer at its addresses.
+    pub through: Vec<Via>,
+}
+
+impl Whereabouts {
+    /// Ways to dial it.
+    fn ways(&self) -> usize {
+        self.addrs.len() + if self.name.is_some() { self.through.len() } else { 0 }
+    }
+    /// A direct way by its number, or one through another node.
+    fn way(&self, n: usize) -> std::result::Result<&Addr, &Via> {
+        self.addrs.get(n).ok_or_else(|| &self.through[n - self.addrs.len()])
+    }
 }
 
 /// The result of a dial, by the position of the address.
@@ -53,7 +82,14 @@ impl Drop for Dials {
 }
 
 async fn resolve(env: &Env, at: Whereabouts) -> Result<Whereabouts> {
-    Ok(Whereabouts { addrs: resolved(env, &at.addrs).await?, ..at })
+    let addrs = resolved(env, &at.addrs).await?;
+    let mut through = Vec::new();
+    for via in at.through {
+        // A name that is unknown now is one way less.
+        let found = resolved(env, std::slice::from_ref(&via.addr)).await.unwrap_or_default();
+        through.extend(found.into_iter().next().map(|addr| Via { addr, ..via }));
+    }
+    Ok(Whereabouts { addrs, through, ..at })
 }
 
 /// Returns a node's present addresses, or why they are unknown. Fast, never blocking.
@@ -61,7 +97,24 @@ pub type LookUp = Arc<dyn Fn() -> Result<Whereabouts> + Send + Sync>;
 
 /// A reconnecting channel to one node. Cheap to clone; clones share the connection.
 #[derive(Clone)]
-pub struct Channel(Arc<Inner>);
+pub struct Channel(Arc<Handle>);
+
+/// Shared by the clones of a channel. A running dial has only the inner part, and ends with the last clone.
+struct Handle(Arc<Inner>);
+
+impl Deref for Handle {
+    type Target = Arc<Inner>;
+    fn deref(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let dial = self.0.state().dial.take();
+        dial.iter().for_each(TaskHandle::abort);
+    }
+}
 
 struct Inner {
     env: Env,
@@ -81,18 +134,23 @@ struct State {
     /// No dial before this.
     rest_until: Instant,
     last_error: Option<Error>,
+    /// The last round of dials.
+    dial: Option<TaskHandle>,
+    /// The way is not compared again before this; how often in a row that changed nothing.
+    way_until: Instant,
+    ways_kept: u32,
 }
 
 impl Channel {
     /// `addrs`: of one node, tried in this order. Nothing is dialed before the first use.
     pub fn new(env: &Env, addrs: Vec<Addr>, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
-        let fixed = Whereabouts { addrs, name: None, role: None };
+        let fixed = Whereabouts { addrs, ..Whereabouts::default() };
         Channel::following(env, Arc::new(move || Ok(fixed.clone())), identity, callbacks)
     }
 
     /// To a node that may move: its addresses are looked up before each dial.
     pub fn following(env: &Env, look_up: LookUp, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
-        Channel(Arc::new(Inner {
+        Channel(Arc::new(Handle(Arc::new(Inner {
             env: env.clone(),
             look_up,
             identity,
@@ -100,7 +158,7 @@ impl Channel {
             state: Mutex::default(),
             dialing: Arc::default(),
             generation: watch::Sender::new(0),
-        }))
+        }))))
     }
 
     /// The live connection, if there is one now.
@@ -201,8 +259,10 @@ impl Channel {
     /// never close it.
     pub fn leave_old_address(&self) {
         let (Some(connection), Ok(at)) = (self.current(), (self.0.look_up)()) else { return };
-        // The addresses of a name are known only when it is dialed.
-        let is_there = |a: &Addr| matches!(a, Addr::Host(..)) || a.to_string() == connection.peer_addr();
+        // Through another node only its name counts; the addresses of a host name are known only when dialed.
+        let is_same = connection.via().is_some() && at.name.as_ref() == Some(&connection.peer().name);
+        let is_there =
+            |a: &Addr| is_same || matches!(a, Addr::Host(..)) || a.to_string() == connection.peer_addr();
         if !at.addrs.is_empty() && !at.addrs.iter().any(is_there) {
             self.disconnect("the node is at another address now");
         }
@@ -225,6 +285,7 @@ impl Channel {
         let Ok(_one_at_a_time) = inner.dialing.clone().try_lock_owned() else { return false };
         let Ok(mut at) = resolve(&inner.env, at).await else { return false };
         at.addrs.retain(|addr| addr.to_string() != silent.peer_addr());
+        at.through.clear();
         if at.addrs.is_empty() {
             return false;
         }
@@ -232,6 +293,42 @@ impl Channel {
         let Ok(Ok(found)) = inner.env.clock.timeout(patience, dial).await else { return false };
         inner.connected(&found);
         silent.close("another node answers in its place");
+        true
+    }
+
+    /// Compares the ways to the node, in growing pauses, if an answer `is_late`, or the live connection leads
+    /// through another node. A silent one is replaced by a new one, directly or through another node, if that
+    /// is quick; a node that is only slow is so on every way. True: the connection was replaced.
+    pub async fn compare_ways(&self, is_late: bool) -> bool {
+        let Some(used) = self.current() else { return false };
+        let is_around = used.via().is_some();
+        {
+            let mut state = self.0.state();
+            if !is_late && !is_around {
+                state.ways_kept = 0;
+                return false;
+            }
+            let now = self.0.env.clock.now();
+            if now < state.way_until {
+                return false;
+            }
+            state.way_until = now + WAY_PAUSES.pause(state.ways_kept, self.0.env.rng.below(1 << 16));
+            state.ways_kept = state.ways_kept.saturating_add(1);
+        }
+        let is_silent = is_late && !used.echoes(ECHO_PATIENCE).await;
+        if !is_silent && !is_around {
+            return false;
+        }
+        let found = self.0.better_way(&used).await;
+        let Some(found) = found.filter(|found| is_silent || found.via().is_none()) else { return false };
+        let way = found.via().map_or_else(|| "directly".to_owned(), |via| format!("through {via}"));
+        let name = &found.peer().name;
+        if let Some(more) = self.0.env.watch.line("another way to a node") {
+            tracing::info!("{name} is reached {way} from now on{more}");
+        }
+        self.0.connected(&found);
+        self.0.state().ways_kept = 0;
+        used.close("it is reached on another way");
         true
     }
 
@@ -252,7 +349,7 @@ impl Channel {
     /// gives up: otherwise a node whose handshake takes longer than the callers' patience would never be
     /// reached.
     async fn dial(&self) -> Result<Connection> {
-        let inner = &self.0;
+        let inner: &Arc<Inner> = &self.0;
         let one_at_a_time = inner.dialing.clone().lock_owned().await;
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -262,11 +359,12 @@ impl Channel {
         }
         let (report, reported) = oneshot::channel();
         let dialing = inner.clone();
-        inner.env.tasks.spawn("dial", async move {
+        let dial = inner.env.tasks.spawn("dial", async move {
             let result = dialing.dial_all().await;
             drop(one_at_a_time);
             let _ = report.send(result); // the caller may have given up
         });
+        inner.state().dial = Some(dial);
         reported.await.unwrap_or_else(|_| {
             inner.note_failure(Error::unavailable("this node stops"));
             Err(inner.failed())
@@ -285,7 +383,7 @@ impl Inner {
             Err(e) => Err(e),
         };
         let dialed = match found {
-            Ok(at) if at.addrs.len() == 1 => self.dial_at(&at.addrs[0], &at).await,
+            Ok(at) if at.ways() == 1 && at.addrs.len() == 1 => self.dial_at(Ok(&at.addrs[0]), &at).await,
             Ok(at) => self.dial_in_order(Arc::new(at), None).await,
             Err(e) => Err(e),
         };
@@ -301,13 +399,54 @@ impl Inner {
         }
     }
 
+    /// The quickest connection that carries large packets, of a direct one and one through another node; the
+    /// direct one gets some time more. `used` is silent, or leads through another node.
+    async fn better_way(self: &Arc<Self>, used: &Connection) -> Option<Connection> {
+        // A running dial will find it, too.
+        let _one_at_a_time = self.dialing.clone().try_lock_owned().ok()?;
+        let at = resolve(&self.env, (self.look_up)().ok()?).await.ok()?;
+        let around = Whereabouts { addrs: Vec::new(), ..at.clone() };
+        let direct = Whereabouts { through: Vec::new(), ..at };
+        let begun = self.env.clock.now();
+        let clock = self.env.clock.clone();
+        let direct = self.dial_and_echo(direct);
+        tokio::pin!(direct);
+        if used.via().is_some() {
+            return clock.timeout(AROUND_PATIENCE, direct).await.ok().flatten();
+        }
+        let around = clock.timeout(AROUND_PATIENCE, self.dial_and_echo(around));
+        tokio::pin!(around);
+        let mut failed = false;
+        let found = loop {
+            tokio::select! {
+                biased;
+                answer = &mut direct, if !failed => match answer {
+                    Some(direct) => return Some(direct),
+                    None => failed = true,
+                },
+                answer = &mut around => break answer.ok().flatten()?,
+            }
+        };
+        let patience = (clock.now().since(begun) * DIRECT_TIMES).max(DIRECT_MIN);
+        let direct = if failed { None } else { clock.timeout(patience, direct).await.ok().flatten() };
+        if direct.is_some() {
+            found.close("the direct way is as good");
+        }
+        Some(direct.unwrap_or(found))
+    }
+
+    async fn dial_and_echo(self: &Arc<Self>, at: Whereabouts) -> Option<Connection> {
+        let found = self.dial_in_order(Arc::new(at), None).await.ok()?;
+        found.echoes(AROUND_PATIENCE).await.then_some(found)
+    }
+
     /// The first connection to a process other than `instance`; otherwise the error of the last address.
     async fn dial_in_order(
         self: &Arc<Self>,
         at: Arc<Whereabouts>,
         instance: Option<u64>,
     ) -> Result<Connection> {
-        let count = at.addrs.len();
+        let (count, direct) = (at.ways(), at.addrs.len());
         let (report, mut reported) = mpsc::channel(count.max(1));
         let mut dials = Dials(Vec::new());
         let (mut failed, mut last) = (0, None::<(usize, Error)>);
@@ -324,11 +463,13 @@ impl Inner {
                     Some((_, Ok(connection))) => break Some(connection),
                     Some((n, Err(e))) => {
                         failed += 1;
-                        last = Some(last.filter(|(later, _)| *later > n).unwrap_or((n, e)));
+                        // The error of a direct dial is closer to the cause.
+                        let rank = |n: usize| (n < direct, n);
+                        last = Some(last.filter(|(other, _)| rank(*other) > rank(n)).unwrap_or((n, e)));
                     }
                     None => break None,
                 },
-                () = self.env.clock.sleep(HEAD_START), if dials.0.len() < count => {
+                () = self.env.clock.sleep(head_start(dials.0.len() < direct)), if dials.0.len() < count => {
                     dials.0.push(self.start_dial(at.clone(), dials.0.len(), instance, report.clone()));
                 }
             }
@@ -353,13 +494,15 @@ impl Inner {
     ) -> TaskHandle {
         let inner = self.clone();
         self.env.tasks.spawn("dial an address", async move {
-            let mut dialed = inner.dial_at(&at.addrs[n], &at).await;
+            let mut dialed = inner.dial_at(at.way(n), &at).await;
             if let Ok(connection) = &dialed
                 && Some(connection.peer().instance) == instance
             {
                 connection.close("another node was meant");
-                dialed =
-                    Err(Error::unavailable(format!("connect to {}: the same node answers", at.addrs[n])));
+                dialed = Err(Error::unavailable(format!(
+                    "connect to {}: the same node answers",
+                    connection.peer_addr()
+                )));
             }
             if let Err(mpsc::error::SendError((_, Ok(connection)))) = report.send((n, dialed)).await {
                 connection.close("another address of the node answered first");
@@ -367,8 +510,15 @@ impl Inner {
         })
     }
 
-    async fn dial_at(&self, addr: &Addr, at: &Whereabouts) -> Result<Connection> {
-        let mut dialed = connect(&self.env, addr, &self.identity, self.callbacks.clone()).await;
+    async fn dial_at(&self, way: std::result::Result<&Addr, &Via>, at: &Whereabouts) -> Result<Connection> {
+        let callbacks = self.callbacks.clone();
+        let (addr, mut dialed) = match way {
+            Ok(addr) => (addr, connect(&self.env, addr, &self.identity, callbacks).await),
+            Err(via) => {
+                let name = at.name.as_deref().unwrap_or_default();
+                (&via.addr, connect_through(&self.env, via, name, &self.identity, callbacks).await)
+            }
+        };
         // A mount at a socket of this machine forwards requests to their destination.
         if matches!((addr, &dialed), (Addr::Unix(_), Ok(connection)) if connection.peer().role == Role::Mount)
         {
@@ -413,9 +563,10 @@ impl Inner {
         let pause = pause_after(state.failures, self.env.rng.below(1 << 16));
         state.failures = state.failures.saturating_add(1);
         state.rest_until = self.env.clock.now() + pause;
-        let news = state.last_error.as_ref() != Some(&e);
-        if news {
-            tracing::info!("{e}"); // the same reason is logged once
+        // The same reason is logged once for a channel; there may be many channels.
+        let is_new = state.last_error.as_ref() != Some(&e);
+        if is_new && let Some(more) = self.env.watch.line("a node is not reached") {
+            tracing::info!("{e}{more}");
         }
         state.last_error = Some(e);
     }
@@ -440,6 +591,10 @@ impl Inner {
         let addrs = at.addrs.iter().map(Addr::to_string).collect::<Vec<_>>().join(", ");
         at.name.map_or(addrs.clone(), |name| format!("{name} at {addrs}"))
     }
+}
+
+fn head_start(next_is_direct: bool) -> Duration {
+    if next_is_direct { HEAD_START } else { DIRECT_HEAD_START }
 }
 
 /// The pause after the (failures + 1)th consecutive failure: doubling, less a random part of up to a half

@@ -49,6 +49,9 @@ pub const PING_AFTER: Duration = Duration::from_secs(5);
 pub const DEAD_AFTER: Duration = Duration::from_secs(15);
 /// Interval of the watch task.
 const WATCH_EVERY: Duration = Duration::from_millis(2500);
+/// Frames of this size ask for an echo: together they are larger than any packet (jumbo frames: 9,000 bytes).
+const ECHO_BYTES: usize = HELLO_BODY_MAX as usize - 96;
+const ECHO_FRAMES: usize = 4;
 /// Longest text of an error on the wire, so that it fits into its frame.
 const REASON_BYTES_MAX: usize = HELLO_BODY_MAX as usize - 64;
 
@@ -95,6 +98,9 @@ struct Inner {
     /// Notified once when the connection ends.
     on_close: Mutex<Option<OnClose>>,
     farewell: Mutex<Farewell>,
+    /// The last echo asked for, and the last one that came.
+    echoes: AtomicU64,
+    echoed: watch::Sender<u64>,
 }
 
 /// The last notification of the service about a connection, by the watch task.
@@ -170,6 +176,8 @@ impl Connection {
             handle: OnceLock::new(),
             on_close: Mutex::new(on_close),
             farewell: Mutex::default(),
+            echoes: AtomicU64::new(0),
+            echoed: watch::Sender::new(0),
         });
         let handle = Arc::new(Handle(inner.clone()));
         let _ = inner.handle.set(Arc::downgrade(&handle)); // set once, here
@@ -307,6 +315,38 @@ impl Connection {
     /// The address of this machine on the connection; `None`: it is a local socket.
     pub fn local_ip(&self) -> Option<IpAddr> {
         self.0.0.peer.local_ip
+    }
+    /// The node that passes the bytes of this connection on; `None`: it is a direct one.
+    pub fn via(&self) -> Option<&str> {
+        self.0.0.peer.via.as_deref()
+    }
+    /// Whether large packets travel to the peer and back within this time. Needs nothing of the peer but the
+    /// task that reads the connection.
+    pub async fn echoes(&self, patience: Duration) -> bool {
+        self.echo(ECHO_FRAMES, ECHO_BYTES, patience).await
+    }
+    /// Whether the peer answers one small packet within this time.
+    pub async fn answers(&self, patience: Duration) -> bool {
+        self.echo(1, 0, patience).await
+    }
+    async fn echo(&self, frames: usize, bytes: usize, patience: Duration) -> bool {
+        let inner = &self.0.0;
+        let mut last = 0;
+        for _ in 0..frames {
+            last = inner.echoes.fetch_add(1, Relaxed) + 1;
+            let ask = Header { flags: FLAG_ECHO, ..Header::new(FrameKind::Ping, last) };
+            let body = |w: &mut Writer| w.bytes.resize(w.bytes.len() + bytes, 0);
+            if inner.outgoing.push(ask, &body, Payload::default()).is_err() {
+                return false;
+            }
+        }
+        inner.flush(false);
+        let mut echoed = inner.echoed.subscribe();
+        let came = async {
+            let came = echoed.wait_for(|newest| *newest >= last).await.is_ok();
+            came && !self.is_closed()
+        };
+        inner.env.clock.timeout(patience, came).await.unwrap_or(false)
     }
     pub fn is_closed(&self) -> bool {
         self.0.0.reason.get().is_some()

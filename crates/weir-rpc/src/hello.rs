@@ -6,6 +6,7 @@
 use crate::connection::wire_error;
 use crate::incoming::{Arriving, Begin, Incoming, lost};
 use crate::outgoing::Outgoing;
+use crate::passage::{Destinations, Passage, onward};
 use crate::trust::{Live, Trust};
 use crate::{Connection, Service};
 use std::fmt;
@@ -13,8 +14,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
-use weir_env::{Addr, BoxStream, BoxWriter, Caller, Env};
-use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, check_hello};
+use weir_env::{Addr, BoxReader, BoxStream, BoxWriter, Caller, Env};
+use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, Through, check_hello};
 use weir_proto::map::Role;
 use weir_proto::methods::Method;
 use weir_proto::sender::Sender;
@@ -93,7 +94,7 @@ impl Identity {
     pub fn join(&self, cluster: ClusterId) -> bool {
         *self.cluster.get_or_init(|| cluster) == cluster
     }
-    fn hello(&self) -> Hello {
+    pub(crate) fn hello(&self) -> Hello {
         Hello {
             version_min: self.program.version_min,
             version_max: self.program.version_max,
@@ -163,7 +164,7 @@ impl Proved {
                 "a machine without a certificate may not send {what}; hint: join it to the cluster (`weir join`)"
             ),
             Proved::User(uid) => format!(
-                "user {uid} may not do that here ({what}): files are used through a mount, and the rest is for root or the user who runs the servers"
+                "user {uid} may not do that here: files are used through a mount, and the rest is for root or the user who runs the servers"
             ),
         }))
     }
@@ -184,11 +185,14 @@ pub(crate) struct Peer {
     pub ip: Option<IpAddr>,
     /// This machine's address on the connection; `None`: there is none.
     pub local_ip: Option<IpAddr>,
+    /// The node that passes the bytes on, if the connection is not a direct one.
+    pub via: Option<String>,
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.claimed.name, self.addr)
+        write!(f, "{} at {}", self.claimed.name, self.addr)?;
+        self.via.iter().try_for_each(|via| write!(f, " through {via}"))
     }
 }
 
@@ -201,7 +205,7 @@ pub async fn connect(
     service: Arc<dyn Service>,
 ) -> Result<Connection> {
     let connected = env.clock.timeout(HELLO_PATIENCE, dial(env, addr, identity)).await;
-    let (Greeted { peer, incoming, outgoing }, local_ip) = connected
+    let (greeted, local_ip) = connected
         .map_err(|_| Error::unavailable(format!("no answer within {} s", HELLO_PATIENCE.as_secs())))
         .flatten()
         .map_err(|e| e.doing(format_args!("connect to {addr}")))?;
@@ -209,9 +213,20 @@ pub async fn connect(
         Addr::Tcp(at) => Some(at.ip().to_canonical()),
         Addr::Unix(_) | Addr::Host(..) => None,
     };
-    let peer = Peer { addr: addr.to_string(), ip, local_ip, ..peer };
+    let peer = Peer { addr: addr.to_string(), ip, local_ip, ..greeted.peer };
+    Ok(start(env, identity, Greeted { peer, ..greeted }, service))
+}
+
+/// Starts to serve a connection of the dialer.
+pub(crate) fn start(
+    env: &Env,
+    identity: &Identity,
+    greeted: Greeted,
+    service: Arc<dyn Service>,
+) -> Connection {
+    let Greeted { peer, incoming, outgoing } = greeted;
     let keep = |connection: &Connection| identity.watch(connection);
-    Ok(Connection::start(env, peer, incoming, outgoing, service, None, keep))
+    Connection::start(env, peer, incoming, outgoing, service, None, keep)
 }
 
 /// A connection after its hello.
@@ -230,7 +245,7 @@ enum Way {
 }
 
 /// Both directions of a connection before its frames have users.
-struct Line {
+pub(crate) struct Line {
     incoming: Incoming,
     writer: BoxWriter,
     way: Way,
@@ -240,6 +255,25 @@ struct Line {
 impl Line {
     fn new(incoming: Incoming, writer: BoxWriter) -> Line {
         Line { incoming, writer, way: Way::Open, key: None }
+    }
+    /// The dialer's end of a stream; with a handshake if it leads over a network, where its keys depend on
+    /// the peer's address.
+    pub async fn dialed(
+        env: &Env,
+        (reader, writer): (BoxReader, BoxWriter),
+        identity: &Identity,
+        network: Option<IpAddr>,
+    ) -> Result<Line> {
+        let mut line = Line::new(Incoming::new(env, reader, Arriving::new()), writer);
+        if let (Some(trust), Some(ip)) = (&identity.trust, network) {
+            let agreed = trust.dial(ip, &mut line.incoming, &mut line.writer).await?;
+            line.protect(agreed)?;
+        }
+        Ok(line)
+    }
+    /// The stream for other users, when nothing is on the way.
+    pub fn into_stream(self) -> Result<(BoxReader, BoxWriter)> {
+        Ok((self.incoming.into_reader()?, self.writer))
     }
     /// From now on frames are protected; a refusal is already sent in a protected frame.
     fn protect(&mut self, agreed: Agreed) -> Result<()> {
@@ -256,13 +290,21 @@ impl Line {
             Way::Protected(certificate) => certificate,
             Way::Open => None,
         };
-        let peer =
-            Peer { claimed, proved, certificate, version, addr: String::new(), ip: None, local_ip: None };
+        let peer = Peer {
+            claimed,
+            proved,
+            certificate,
+            version,
+            addr: String::new(),
+            ip: None,
+            local_ip: None,
+            via: None,
+        };
         Ok(Greeted { peer, incoming, outgoing: Outgoing::new(env, writer, version, key) })
     }
 
     /// A frame of a kind without bulk data: an unknown peer gets no large buffer.
-    async fn first_frame(&mut self) -> Result<First> {
+    pub async fn first_frame(&mut self) -> Result<First> {
         let Some((header, bytes)) = self.incoming.header().await? else {
             return Err(Error::unavailable("the peer closed the connection before its hello"));
         };
@@ -273,7 +315,7 @@ impl Line {
         Ok(First { kind: header.kind, body: frame.body })
     }
 
-    async fn send(&mut self, kind: FrameKind, body: &impl Wire) -> Result<()> {
+    pub async fn send(&mut self, kind: FrameKind, body: &impl Wire) -> Result<()> {
         let body = body.to_bytes();
         let header = Header { body_len: body.len() as u32, ..Header::new(kind, 0) };
         header.check_sizes()?;
@@ -292,12 +334,20 @@ impl Line {
 async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Greeted, Option<IpAddr>)> {
     let stream = env.net.connect(addr).await.map_err(|e| Error::unavailable(e.to_string()))?;
     let local_ip = stream.local_ip();
-    let (reader, writer) = stream.split();
-    let mut line = Line::new(Incoming::new(env, reader, Arriving::new()), writer);
-    if let (Some(trust), Addr::Tcp(at)) = (&identity.trust, addr) {
-        let agreed = trust.dial(at.ip(), &mut line.incoming, &mut line.writer).await?;
-        line.protect(agreed)?;
+    let line = Line::dialed(env, stream.split(), identity, network(addr)).await?;
+    introduce(env, line, identity).await.map(|greeted| (greeted, local_ip))
+}
+
+/// The peer's address if a network leads there.
+pub(crate) fn network(addr: &Addr) -> Option<IpAddr> {
+    match addr {
+        Addr::Tcp(at) => Some(at.ip()),
+        Addr::Unix(_) | Addr::Host(..) => None,
     }
+}
+
+/// The dialer's hello, and the peer's.
+pub(crate) async fn introduce(env: &Env, mut line: Line, identity: &Identity) -> Result<Greeted> {
     line.send(FrameKind::Hello, &identity.hello()).await?;
     let hello = match line.first_frame().await? {
         First { kind: FrameKind::HelloAck, body } => Hello::read(&body)?,
@@ -309,7 +359,7 @@ async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Greeted, O
     let checked = check_hello(&identity.hello(), &hello)
         .and_then(|version| Proved::of(&hello, None, &line.way).map(|_| version));
     match checked {
-        Ok(version) => Ok((line.greeted(env, hello, None, version)?, local_ip)),
+        Ok(version) => line.greeted(env, hello, None, version),
         Err(e) => {
             let _ = line.send(FrameKind::Goodbye, &wire_error(&e)).await; // it is refused either way
             Err(e.doing("refused by this node"))
@@ -317,29 +367,45 @@ async fn dial(env: &Env, addr: &Addr, identity: &Identity) -> Result<(Greeted, O
     }
 }
 
+/// The node that a caller meant.
+pub(crate) enum Welcomed {
+    This(Greeted),
+    /// Another node: the two streams.
+    Another(Passage),
+}
+
 /// The listener's side. On an error the peer has been sent the reason if possible.
 pub(crate) async fn welcome(
     env: &Env,
     stream: BoxStream,
-    identity: &Identity,
+    (identity, destinations): (&Identity, Option<&Destinations>),
     arriving: Arriving,
     caller: &Caller,
     service: &dyn Service,
-) -> Result<Greeted> {
+) -> Result<Welcomed> {
     let (reader, writer) = stream.split();
     let mut line = Line::new(Incoming::new(env, reader, arriving), writer);
     let greeting = async {
         if let (Some(trust), Some(ip)) = (&identity.trust, caller.ip) {
             accept(&mut line, trust, ip).await?;
         }
-        let (hello, version) = caller_hello(&mut line, identity).await?;
-        match Proved::of(&hello, caller.guest, &line.way)? {
+        let Introduced { hello, version, meant } = caller_hello(&mut line, identity).await?;
+        let proved = Proved::of(&hello, caller.guest, &line.way)?;
+        if let Some(node) = meant {
+            let Proved::Node(_) = proved else {
+                return Err(Error::denied("bytes are passed on for nodes of the cluster only"));
+            };
+            let far = onward(env, destinations, &node).await?;
+            line.send(FrameKind::Through, &()).await?;
+            return Ok((hello, version, Some(far)));
+        }
+        match proved {
             Proved::User(uid) if !service.admits_guests() => Err(Error::denied(format!(
                 "user {uid} of this machine may not connect to {}: only root and the user who runs it may",
                 identity.name
             ))),
             Proved::Stranger if !service.admits_strangers() => Err(no_certificate(&identity.name)),
-            _ => line.send(FrameKind::HelloAck, &identity.hello()).await.map(|()| (hello, version)),
+            _ => line.send(FrameKind::HelloAck, &identity.hello()).await.map(|()| (hello, version, None)),
         }
     };
     let greeted = env.clock.timeout(HELLO_PATIENCE, greeting).await;
@@ -347,7 +413,8 @@ pub(crate) async fn welcome(
         Err(Error::unavailable(format!("no hello within {} s", HELLO_PATIENCE.as_secs())))
     });
     match greeted {
-        Ok((hello, version)) => line.greeted(env, hello, caller.guest, version),
+        Ok((hello, version, None)) => line.greeted(env, hello, caller.guest, version).map(Welcomed::This),
+        Ok((_, _, Some(far))) => line.into_stream().map(|near| Welcomed::Another(Passage { near, far })),
         Err(e) => {
             let words = wire_error(&e);
             let goodbye = line.send(FrameKind::ErrorResponse, &words);
@@ -374,20 +441,29 @@ fn no_certificate(node: &str) -> Error {
     ))
 }
 
-async fn caller_hello(line: &mut Line, identity: &Identity) -> Result<(Hello, u16)> {
-    match line.first_frame().await? {
-        First { kind: FrameKind::Hello, body } => {
-            let hello = Hello::read(&body)?;
-            let version = check_hello(&identity.hello(), &hello)?;
-            Ok((hello, version))
-        }
-        First { kind, .. } => Err(Error::invalid(format!("{kind:?} instead of a hello"))),
-    }
+struct Introduced {
+    hello: Hello,
+    version: u16,
+    /// The name of the node that it means, if that is another one.
+    meant: Option<String>,
 }
 
-struct First {
-    kind: FrameKind,
-    body: bytes::Bytes,
+async fn caller_hello(line: &mut Line, identity: &Identity) -> Result<Introduced> {
+    let (hello, meant) = match line.first_frame().await? {
+        First { kind: FrameKind::Hello, body } => (Hello::read(&body)?, None),
+        First { kind: FrameKind::Through, body } => {
+            let Through { hello, node } = Through::from_bytes(&body)?;
+            (hello, Some(node))
+        }
+        First { kind, .. } => return Err(Error::invalid(format!("{kind:?} instead of a hello"))),
+    };
+    let version = check_hello(&identity.hello(), &hello)?;
+    Ok(Introduced { hello, version, meant })
+}
+
+pub(crate) struct First {
+    pub kind: FrameKind,
+    pub body: bytes::Bytes,
 }
 
 /// Whether a refusal is permanent until an administrator changes something.
@@ -430,6 +506,6 @@ mod tests {
         let clear = methods::find(9).unwrap();
         let claimed_nothing = Proved::User(1000).check(clear, &"n").unwrap_err();
         assert_eq!(claimed_nothing.kind, ErrorKind::Denied);
-        assert!(claimed_nothing.context.contains("user 1000 may not do that here (ClearTarget, method 9)"));
+        assert!(claimed_nothing.context.contains("user 1000 may not do that here"));
     }
 }

@@ -109,6 +109,13 @@ impl Incoming {
     pub fn reads(&self) -> std::sync::Arc<AtomicU64> {
         self.reads.clone()
     }
+    /// The stream, for other users. An error: bytes that it had sent before it was asked for anything.
+    pub fn into_reader(self) -> Result<BoxReader> {
+        match self.end - self.start {
+            0 => Ok(self.reader),
+            n => Err(Error::invalid(format!("{n} bytes came before their time"))),
+        }
+    }
     /// A complete header is buffered: the next one can be read without waiting.
     pub fn has_header(&self) -> bool {
         self.end - self.start >= HEADER_BYTES

@@ -22,7 +22,9 @@ mod hello;
 mod incoming;
 mod names;
 mod outgoing;
+mod passage;
 mod server;
+mod through;
 mod trust;
 
 pub use channel::{Channel, LookUp, Whereabouts};
@@ -30,7 +32,9 @@ pub use connection::{
     Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, Demand, PING_AFTER, Responder, SERVED_MAX,
 };
 pub use hello::{HELLO_PATIENCE, Identity, Proved, connect};
+pub use passage::Destinations;
 pub use server::{Server, serve};
+pub use through::Via;
 pub use trust::{Policy, TRUSTED_NETWORKS, Trust};
 
 use bytes::Bytes;

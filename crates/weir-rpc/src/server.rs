@@ -1,18 +1,23 @@
 //! Listening: accepts connections on a node's addresses and serves them.
-use crate::hello::{Greeted, Identity, Peer, welcome};
+use crate::hello::{Greeted, Identity, Peer, Welcomed, welcome};
 use crate::incoming::Arriving;
 use crate::names::own_addresses;
+use crate::passage::Destinations;
 use crate::{Connection, Service};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
-use weir_env::{Addr, BoxStream, Caller, Env, Instant, Listener, TaskHandle};
+use weir_env::{Addr, BoxStream, Caller, Env, Instant, Listener, TaskHandle, watch};
 use weir_proto::{Error, Result};
 
 /// Connections of one server after their hello: every client of a large cluster, and some that reconnect
 /// before their old connection is found dead. Each takes a buffer of 2 to 32 KiB and three tasks.
 const CONNECTIONS_MAX: usize = 8192;
+/// Connections whose bytes this server passes on to another node: all clients of a leader whose network is
+/// cut, on a cluster of a usual size. Each has two buffers of 8 KiB.
+const PASSED_ON_MAX: usize = 1024;
 /// Connections before their hello; with one more the oldest is closed. Far below the usual limit of 1,024
 /// descriptors.
 const STRANGERS_MAX: usize = 256;
@@ -45,6 +50,9 @@ struct Shared {
     service: Arc<dyn Service>,
     arriving: Arriving,
     open: Mutex<Open>,
+    destinations: OnceLock<Destinations>,
+    passed_on: AtomicUsize,
+    stopped: watch::Sender<bool>,
 }
 
 /// A connection before its hello.
@@ -84,7 +92,16 @@ pub async fn serve(
         listeners.extend(of_addr);
     }
     let arriving = Arriving::new();
-    let shared = Arc::new(Shared { env: env.clone(), identity, service, arriving, open: Mutex::default() });
+    let shared = Arc::new(Shared {
+        env: env.clone(),
+        identity,
+        service,
+        arriving,
+        open: Mutex::default(),
+        destinations: OnceLock::new(),
+        passed_on: AtomicUsize::new(0),
+        stopped: watch::Sender::new(false),
+    });
     let accepting = listeners
         .into_iter()
         .map(|listener| env.tasks.spawn("rpc accept", accept(shared.clone(), listener)))
@@ -128,8 +145,13 @@ impl Server {
     pub fn connections(&self) -> Vec<Connection> {
         self.shared.open().connections.values().cloned().collect()
     }
+    /// From now on connections that mean one of these nodes are passed on to it.
+    pub fn pass_on(&self, destinations: Destinations) {
+        let _ = self.shared.destinations.set(destinations); // once for a server
+    }
     /// Closes the listening sockets and all connections.
     pub fn stop(&self) {
+        self.shared.stopped.send_replace(true);
         self.accepting.iter().for_each(TaskHandle::abort);
         let connections = {
             let mut open = self.shared.open();
@@ -192,9 +214,21 @@ async fn greet(shared: Arc<Shared>, number: u64, stream: BoxStream, caller: Call
     let stranger = Stranger { shared: &shared, number };
     let local_ip = stream.local_ip();
     let arriving = shared.arriving.clone();
-    let welcomed = welcome(&shared.env, stream, &shared.identity, arriving, &caller, &*shared.service).await;
+    let known = (&shared.identity, shared.destinations.get().filter(|_| shared.may_pass_on()));
+    let welcomed = welcome(&shared.env, stream, known, arriving, &caller, &*shared.service).await;
     let Greeted { peer, incoming, outgoing } = match welcomed {
-        Ok(welcomed) => welcomed,
+        Ok(Welcomed::This(greeted)) => greeted,
+        Ok(Welcomed::Another(passage)) => {
+            drop(stranger);
+            let mut stopped = shared.stopped.subscribe();
+            shared.passed_on.fetch_add(1, Relaxed);
+            tokio::select! {
+                () = passage.carry() => {}
+                _ = stopped.wait_for(|stopped| *stopped) => {}
+            }
+            shared.passed_on.fetch_sub(1, Relaxed);
+            return;
+        }
         Err(e) => {
             shared.log_refusal(&caller.name, &e);
             return;
@@ -224,9 +258,14 @@ impl Shared {
     /// A peer that keeps trying is logged once.
     fn log_refusal(&self, addr: &str, e: &Error) {
         let last = std::mem::replace(&mut self.open().last_refusal, e.context.clone());
-        if last != e.context {
-            tracing::warn!(peer = %addr, "connection refused: {e}");
+        if last != e.context
+            && let Some(more) = self.env.watch.line("a connection is refused")
+        {
+            tracing::warn!(peer = %addr, "connection refused: {e}{more}");
         }
+    }
+    fn may_pass_on(&self) -> bool {
+        self.passed_on.load(Relaxed) < PASSED_ON_MAX
     }
     /// Whether one more unknown peer may connect: there is a free place, or the oldest one has had its time.
     fn has_place(&self) -> bool {

@@ -443,6 +443,7 @@ fn a_channel_follows_its_node_and_accepts_no_other() {
             addrs: vec![at(1)],
             name: Some("server".into()),
             role: Some(Role::Storage),
+            ..Whereabouts::default()
         }));
         let asked = known.clone();
         let look_up: LookUp = Arc::new(move || Ok(asked.lock().unwrap().clone()));

@@ -12,7 +12,7 @@ use weir_proto::frame::HEADER_BYTES;
 use weir_proto::map::{RemovedNode, Role};
 use weir_proto::{Error, ErrorKind};
 use weir_rpc::{
-    Channel, Connection, Identity, NoService, Payload, Policy, Trust, Whereabouts, connect, serve,
+    Channel, Connection, Identity, NoService, Payload, Policy, Trust, Via, Whereabouts, connect, serve,
 };
 use weir_trust::certificate::{Grant, Pin};
 use weir_trust::frames::TAG_BYTES;
@@ -288,7 +288,7 @@ async fn a_node_that_poses_as_one_of_another_role_is_not_talked_to() {
     let (_server, _, addr) = CLUSTER.scope(cluster.clone(), server(&env, &anywhere())).await;
     let who = identity(&env, "n1").trusting(Some(cluster.trust("n1", Role::Storage, 1)));
     let to = |role| {
-        let at = Whereabouts { addrs: vec![addr.clone()], name: None, role: Some(role) };
+        let at = Whereabouts { addrs: vec![addr.clone()], role: Some(role), ..Whereabouts::default() };
         Channel::following(&env, Arc::new(move || Ok(at.clone())), who.clone(), Arc::new(NoService))
     };
     to(Role::Storage).connection_now().await.unwrap();
@@ -310,4 +310,71 @@ async fn a_right_tag_does_not_excuse_a_wrong_checksum() {
         })
         .await;
     }
+}
+
+/// A channel to `to` that reaches it only through the node at `via`.
+fn channel_through(env: &Env, to: &str, via: &Addr, who: Identity) -> Channel {
+    let closed = "tcp:127.0.0.1:1".parse().unwrap();
+    let through = vec![Via { name: "between".into(), addr: via.clone() }];
+    let at = Whereabouts { addrs: vec![closed], name: Some(to.into()), role: Some(Role::Storage), through };
+    Channel::following(env, Arc::new(move || Ok(at.clone())), who, Arc::new(NoService))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_passes_bytes_on_reads_none_of_them_and_knows_where_to() {
+    let env = weir_env::real::env();
+    let scene = async {
+        let (_server, bench, addr) = server(&env, &anywhere()).await;
+        // It stands for the link between the two nodes, where an attacker may read, too.
+        let link = relay(&env, addr).await;
+        let at = link.addr.clone();
+        let who = identity(&env, "between");
+        let between = serve(&env, &[anywhere()], who, Arc::new(NoService)).await.unwrap();
+        let via = between.addrs()[0].clone();
+        let ask = |channel: Channel| async move {
+            let words = "PATIENCE IS A BITTER PLANT".to_owned();
+            channel.call(&Echo { words }, vec![], PATIENCE / 60).await.map(|(echoed, _)| echoed.words)
+        };
+        let channel = |to: &str| channel_through(&env, to, &via, identity(&env, "client"));
+        let refused = ask(channel("server")).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unavailable, "it passes nothing on yet: {refused}");
+        let dir = tempfile::tempdir().unwrap();
+        let socket = Addr::Unix(dir.path().join("socket"));
+        let own = env.net.listen(&socket).await.unwrap();
+        let admitted = Arc::new(Mutex::new(Vec::new()));
+        let seen = admitted.clone();
+        env.tasks.spawn("local socket", async move {
+            while let Ok((_, caller)) = own.accept().await {
+                seen.lock().unwrap().push(caller.name);
+            }
+        });
+        between.pass_on(Arc::new(move |name| match name {
+            "server" => Ok(vec![at.clone()]),
+            "here" => Ok(vec![socket.clone()]),
+            name => Err(Error::unavailable(format!("no {name} here"))),
+        }));
+        assert!(ask(channel("elsewhere")).await.is_err());
+        // At a local socket the node between would be taken for the sender.
+        let refused = ask(channel("here")).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unavailable);
+        assert_eq!(admitted.lock().unwrap().len(), 0);
+        assert!(link.passed.lock().unwrap().is_empty(), "no byte goes where it should not");
+        // A machine without a certificate gets nowhere, though some services admit strangers.
+        let stranger = Identity::new(&env, "client", Role::Storage, None);
+        assert!(ask(channel_through(&env, "server", &via, stranger)).await.is_err());
+        assert!(link.passed.lock().unwrap().is_empty(), "no byte of a stranger is passed on");
+        assert_eq!(bench.counted.load(SeqCst), 0);
+
+        let channel = channel("server");
+        let connection = channel.connection(PATIENCE).await.unwrap();
+        assert_eq!((connection.via(), connection.peer().name.as_str()), (Some("between"), "server"));
+        assert!(connection.echoes(PATIENCE).await);
+        assert_eq!(ask(channel.clone()).await.unwrap(), "PATIENCE IS A BITTER PLANT");
+        let passed = link.passed.lock().unwrap().clone();
+        assert!(!passed.windows(8).any(|part| part == b"PATIENCE"), "the loopback is a trusted network");
+        // With the node between, the connection ends.
+        between.stop();
+        until(&env, "the connection ends", || connection.is_closed()).await;
+    };
+    CLUSTER.scope(Cluster::new(Policy::default()), scene).await;
 }

@@ -3,7 +3,7 @@ use super::calls::time_to_report;
 use super::{Answered, Connection, INLINE_CALLS_MAX, Inner, SERVED_MAX, SERVED_PAUSE, ended, lock};
 use crate::hello::Proved;
 use crate::incoming::{Frame, Incoming};
-use crate::{Call, Handled, Reply, Service, not_served};
+use crate::{Call, Handled, Payload, Reply, Service, not_served};
 use bytes::Bytes;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -63,11 +63,19 @@ impl Inner {
             }
             FrameKind::Cancel => drop(lock(&self.served).waited_for.remove(&header.call)),
             FrameKind::Ping if header.flags & FLAG_ECHO != 0 => {
-                self.send(Header::new(FrameKind::Ping, header.call));
+                let echo = Header::new(FrameKind::Ping, header.call);
+                let same = |w: &mut Writer| w.bytes.extend_from_slice(&body);
+                self.outgoing.push(echo, &same, Payload::default())?;
             }
-            FrameKind::Ping => {}
+            FrameKind::Ping => {
+                self.echoed.send_if_modified(|newest| {
+                    let is_newer = header.call > *newest;
+                    *newest = header.call.max(*newest);
+                    is_newer
+                });
+            }
             FrameKind::Goodbye => return Err(Error::from_bytes(&body)?.doing("closed by the peer")),
-            FrameKind::Hello | FrameKind::HelloAck => {
+            FrameKind::Hello | FrameKind::HelloAck | FrameKind::Through => {
                 return Err(Error::invalid("a second hello on one connection"));
             }
         }
