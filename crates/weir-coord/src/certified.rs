@@ -10,6 +10,7 @@ use weir_proto::enrol::{
     RotateAuthority, TokenCreate, TokenRevoke,
 };
 use weir_proto::map::{ClusterMap, Role};
+use weir_proto::sender::Sender;
 use weir_proto::version::LEVEL_OF_STEPS;
 use weir_proto::{Error, Request, Result, Wire};
 use weir_rpc::{Call, Handled, Policy, Proved, Reply, Trust};
@@ -94,7 +95,9 @@ impl Certified {
             }
             Enrol::METHOD => {
                 let (office, wanted) = (self.office()?, call.decode::<Enrol>()?);
-                later(async move { office.enrol(wanted, ip, &from, addrs).await })
+                let map = self.maps.borrow().clone();
+                let is_free = move |name: &str, roles: &[Role]| check_kind(&map, name, roles);
+                later(async move { office.enrol(wanted, ip, &from, addrs, is_free).await })
             }
             IssueCertificate::METHOD => {
                 let (office, wanted) = (self.office()?, call.decode::<IssueCertificate>()?);
@@ -165,6 +168,17 @@ fn certificate_of(call: &Call) -> Result<Certificate> {
     certificate.ok_or_else(|| Error::invalid("a connection without a certificate renews none"))
 }
 
+/// A name of a node of the cluster stays that of a node of its kind: one of another kind would be refused
+/// when it starts, after its token was used up.
+fn check_kind(map: &ClusterMap, name: &str, roles: &[Role]) -> Result<()> {
+    let known = map.nodes.iter().find(|node| node.name == name);
+    let Some(known) = known.filter(|node| roles != [node.role]) else { return Ok(()) };
+    Err(Error::exists(format!(
+        "the name {name:?} belongs to a {} of this cluster; hint: choose another name (--name)",
+        Sender::from(known.role)
+    )))
+}
+
 /// An operator admits and removes mounts; only administrators admit other nodes.
 fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
     if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
@@ -183,4 +197,27 @@ pub(crate) fn no_certificates() -> Error {
         "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \
          (`weir init`, or `weir coord --listen tcp:ADDRESS:PORT`)",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_proto::NodeId;
+    use weir_proto::map::Node;
+    use weir_proto::version::Program;
+
+    #[test]
+    fn a_nodes_name_is_not_given_to_one_of_another_kind() {
+        let (name, host) = ("s1".to_owned(), "h".to_owned());
+        let (id, role, program) = (NodeId(1), Role::Storage, Program::this());
+        let known = Node { id, name, role, host, addrs: vec![], up: false, program };
+        let map = ClusterMap { nodes: vec![known], ..ClusterMap::absent() };
+        let refused = |roles: &[Role]| check_kind(&map, "s1", roles).err().map(|e| e.context);
+        assert_eq!(refused(&[Role::Storage]), None, "it joins again");
+        assert_eq!(check_kind(&map, "s2", &[Role::Meta]), Ok(()));
+        for roles in [&[Role::Meta][..], &[Role::Mover], &[Role::Storage, Role::Meta]] {
+            let why = refused(roles).expect("it is refused");
+            assert!(why.contains("belongs to a storage") && why.contains("--name"), "{why}");
+        }
+    }
 }

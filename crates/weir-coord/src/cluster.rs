@@ -11,7 +11,7 @@ use crate::links::state::Links;
 use crate::member::{self, Membership, Reports};
 use crate::shows::Shows;
 use bytes::Bytes;
-use maps::{first_map, follow_map};
+use maps::{first_map, follow_map, watch_coordinator};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -29,7 +29,9 @@ use weir_proto::news::CarriesMap;
 use weir_proto::{
     ClusterId, DiskUuid, Epoch, Error, ErrorKind, NamespaceId, NodeId, PgId, Request, Result, TargetId,
 };
-use weir_rpc::{Channel, Identity, LookUp, NoService, Payload, Service, Trust, Whereabouts};
+use weir_rpc::{
+    Channel, Destinations, Identity, LookUp, NoService, Payload, Service, Trust, Via, Whereabouts,
+};
 
 mod maps;
 
@@ -49,6 +51,8 @@ const SAY_WAITS_AFTER: Duration = Duration::from_secs(2);
 const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
 /// Deadline of one request of such a node.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
+/// Nodes through which a metadata leader may be reached: two may be as cut off as this one.
+const THROUGH_MAX: usize = 3;
 /// How long the addresses of other coordinators are tried when one is silent.
 pub(crate) const FIND_PATIENCE: Duration = Duration::from_secs(2);
 /// Patience for a change of the map: the coordinator may first probe a target for a second, and writes its
@@ -130,7 +134,7 @@ impl Cluster {
         let look_up: LookUp = Arc::new(move || {
             let mut addrs = given.clone();
             addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
-            Ok(Whereabouts { addrs, name: None, role: Some(Role::Coordinator) })
+            Ok(Whereabouts { addrs, role: Some(Role::Coordinator), ..Whereabouts::default() })
         });
         let coordinator = Channel::following(env, look_up.clone(), identity.clone(), Shows::of(env));
         let map = first_map(env, &coordinator, patience).await?;
@@ -163,7 +167,8 @@ impl Cluster {
         });
         let follow = env.tasks.spawn("follow the cluster map", follow_map(shared.clone()));
         let find = env.tasks.spawn("find the coordinator again", ask_for_coordinators(shared.clone()));
-        let mut tasks = vec![follow, find];
+        let watch = env.tasks.spawn("watch the coordinator", watch_coordinator(shared.clone()));
+        let mut tasks = vec![follow, find, watch];
         if matches!(shared.who.role, Role::Meta | Role::Storage | Role::Mount | Role::Mover) {
             let comparing = clocks::keep_comparing(env.clone(), shared.coordinator.clone());
             tasks.push(env.tasks.spawn("compare clocks", comparing));
@@ -450,7 +455,7 @@ impl Cluster {
         let look_up: LookUp = Arc::new(move || {
             let shared = shared.upgrade().ok_or_else(closed)?;
             let map = shared.map.borrow().clone();
-            shared.whereabouts(leader_of(&map, &namespace)?)
+            shared.whereabouts_of_leader(&map, leader_of(&map, &namespace)?)
         });
         Ok(Channel::following(&self.shared().env, look_up, self.identity(), callbacks))
     }
@@ -458,6 +463,18 @@ impl Cluster {
     pub fn coordinator_of_its_own(&self, callbacks: Arc<dyn Service>) -> Channel {
         let shared = self.shared();
         Channel::following(&shared.env, shared.find_coordinator.clone(), self.identity(), callbacks)
+    }
+    /// For a server of this node: it passes connections on to metadata servers, for clients whose link to
+    /// them is cut.
+    pub fn destinations(&self) -> Destinations {
+        let shared = Arc::downgrade(self.shared());
+        Arc::new(move |name| {
+            let shared = shared.upgrade().ok_or_else(closed)?;
+            let map = shared.map.borrow().clone();
+            let node = map.nodes.iter().find(|node| node.role == Role::Meta && node.name == name);
+            let unknown = || Error::unavailable(format!("the cluster has no metadata server {name:?}"));
+            shared.whereabouts(node.ok_or_else(unknown)?).map(|at| at.addrs)
+        })
     }
     /// The name of the node that leads a namespace.
     pub fn leader_name(&self, namespace: &str) -> Option<String> {
@@ -501,7 +518,36 @@ impl Shared {
                 node.name
             )));
         }
-        Ok(Whereabouts { addrs, name: Some(node.name.clone()), role: Some(node.role) })
+        let (name, role) = (Some(node.name.clone()), Some(node.role));
+        Ok(Whereabouts { addrs, name, role, through: Vec::new() })
+    }
+
+    /// Addresses at which this host reaches a metadata leader, and nodes through which it may be reached:
+    /// other metadata servers first, in an order that differs between clients.
+    fn whereabouts_of_leader(&self, map: &ClusterMap, leader: &Node) -> Result<Whereabouts> {
+        let at = self.whereabouts(leader)?;
+        let is_here = at.addrs.iter().any(|addr| matches!(addr, Addr::Unix(_)));
+        if self.by_mount || is_here {
+            return Ok(at);
+        }
+        let me = *lock(&self.node);
+        let of = |role: Role| {
+            let fits = |n: &&Node| n.role == role && n.up && n.id != leader.id && Some(n.id) != me;
+            let mut nodes: Vec<&Node> = map.nodes.iter().filter(fits).collect();
+            if !nodes.is_empty() {
+                let first = (self.identity.instance % nodes.len() as u64) as usize;
+                nodes.rotate_left(first);
+            }
+            nodes
+        };
+        let nodes = of(Role::Meta).into_iter().chain(of(Role::Storage));
+        let via = |node: &Node| {
+            let same_host = crate::decide::is_same_host(&node.host, &self.who.host);
+            let mut addrs = addrs_in_order(&node.addrs, same_host).into_iter();
+            let addr = addrs.find(|addr| !matches!(addr, Addr::Unix(_)))?;
+            Some(Via { name: node.name.clone(), addr })
+        };
+        Ok(Whereabouts { through: nodes.filter_map(via).take(THROUGH_MAX).collect(), ..at })
     }
 
     pub fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {

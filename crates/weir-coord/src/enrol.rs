@@ -141,9 +141,10 @@ impl Office {
     }
 
     /// The coordinator's own credentials. They are not among the holders, and above all serial numbers: the
-    /// removal of a node that had the same name does not affect them.
+    /// removal of a node that had the same name does not affect them. As an auditor it asks other servers for
+    /// the troubles that it notes.
     pub fn own_credentials(&self, name: &str) -> Result<Credentials> {
-        let roles = vec![Role::Coordinator];
+        let roles = vec![Role::Coordinator, Role::Auditor];
         let name = name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' });
         let (key, authorities) = (NewKey::make()?, self.authorities.borrow().clone());
         let grant = Grant { name: name.collect(), roles, serial: u64::MAX };
@@ -194,13 +195,15 @@ impl Office {
         .await
     }
 
-    /// Enrols a machine that presents a token, at `ip` if it connects over a network.
+    /// Enrols a machine that presents a token, at `ip` if it connects over a network. `is_free`: refuses a
+    /// name for nodes of these roles.
     pub async fn enrol(
         &self,
         wanted: Enrol,
         ip: Option<IpAddr>,
         from: &str,
         addrs: Vec<String>,
+        is_free: impl FnOnce(&str, &[Role]) -> Result<()>,
     ) -> Result<Enrolled> {
         check_name(&wanted.name)?;
         let checksum = Secret(wanted.secret).checksum();
@@ -208,6 +211,7 @@ impl Office {
         let grant = self
             .change(|record, now| {
                 let roles = use_token(record, checksum, &name, ip, now)?;
+                is_free(&name, &roles)?;
                 hold(record, &name, roles, from, now)
             })
             .await?;

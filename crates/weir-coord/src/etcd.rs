@@ -30,6 +30,8 @@ use weir_proto::{Error, ErrorKind, Result};
 
 /// Longer than the lease of a coordinator: after this it does not lead any more.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// For a question whose answer is only shown.
+const ALARM_PATIENCE: Duration = Duration::from_secs(1);
 /// Poll interval of a watched key. A stream would occupy a thread, and end silently with its etcd member.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// How often a value in parts is read again when another writer replaces it meanwhile.
@@ -143,6 +145,14 @@ impl Etcd {
     /// The endpoints that do not answer, with reasons.
     pub async fn silent_members(&self) -> Vec<(String, String)> {
         self.gateway.silent("/v3/maintenance/status").await
+    }
+
+    /// The members, by their numbers, whose store is full: etcd then takes no writes. Empty also if it cannot
+    /// be asked.
+    pub async fn members_without_space(&self) -> Vec<String> {
+        let asked =
+            self.gateway.ask("/v3/maintenance/alarm", &json!({ "action": "GET" }), ALARM_PATIENCE).await;
+        asked.map(|answer| without_space(&answer)).unwrap_or_default()
     }
 
     fn key(&self, name: &str) -> String {
@@ -291,6 +301,17 @@ impl Etcd {
     }
 }
 
+/// The gateway writes alarms by name, and numbers as texts.
+fn without_space(answer: &Value) -> Vec<String> {
+    let alarms = answer.get("alarms").and_then(Value::as_array);
+    let is_full = |alarm: &&Value| {
+        let kind = alarm.get("alarm");
+        kind.and_then(Value::as_str) == Some("NOSPACE") || kind.and_then(Value::as_u64) == Some(1)
+    };
+    let name = |alarm: &Value| format!("{:x}", number(alarm, "memberID"));
+    alarms.into_iter().flatten().filter(is_full).map(name).collect()
+}
+
 fn succeeded(answer: &Value) -> bool {
     answer.get("succeeded").and_then(Value::as_bool).unwrap_or(false)
 }
@@ -406,6 +427,15 @@ fn lease_of(e: Error, lease: Option<LeaseId>) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_without_space_are_those_with_the_alarm() {
+        let answer = json!({ "header": {}, "alarms": [
+            { "memberID": "255", "alarm": "NOSPACE" }, { "memberID": "7", "alarm": "CORRUPT" },
+        ] });
+        assert_eq!(without_space(&answer), ["ff"]);
+        assert_eq!(without_space(&json!({ "header": {} })), Vec::<String>::new());
+    }
 
     #[test]
     fn a_place_is_written_as_it_is_read() {

@@ -1,14 +1,17 @@
 //! The log of events: which troubles began and ended when, and which are muted. Kept in the store, so that it
-//! outlives this coordinator.
+//! outlives this coordinator, and the next leader continues it.
 //!
-//! Invariants: the log has a limit, and what lasts is dropped last; a trouble that returns soon is the same
-//! event. The decisions are plain functions of the log; times are given. Knows nothing of what troubles mean.
+//! The process of the leading coordinator reports the troubles that it finds; consoles add those that they
+//! see on their machines. Invariants: the log has limits by number, bytes and age, and troubles that last are
+//! dropped last; a trouble that returns soon is the same event. The decisions are plain functions of the log;
+//! times are given. Knows nothing of the meaning of troubles.
 use crate::door::busy;
 use crate::records::{decode_events, encode_events};
 use crate::store::{Revision, Store, Swap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::oneshot;
-use weir_env::Env;
+use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::condition::NodeTrouble;
 use weir_proto::event::{
     EVENTS_MAX, EventLog, EventMark, EventSeen, GetEvents, MUTES_MAX, MarkEvents, Mute, REPORTED_MAX,
@@ -19,10 +22,25 @@ use weir_rpc::{Call, Handled, Reply};
 
 /// The key of the log in the store.
 pub const EVENTS_KEY: &str = "events";
-/// A trouble that returns so soon has not been away.
+/// A trouble that returns within this time has not been away,
 const SAME_AGAIN_S: u64 = 60;
+/// or within this one, if it began this often in a day.
+const SAME_AGAIN_IF_OFTEN_S: u64 = 3600;
+const OFTEN: usize = 5;
+/// Events of a day. Beyond that number, a trouble that returns within the day is the same event.
+const PER_DAY: usize = 300;
+const DAY_S: u64 = 86_400;
+/// How long ended events are kept.
+const KEPT_S: u64 = 30 * DAY_S;
+/// The largest log. Each change writes all of it, in the embedded store together with the map.
+const BYTES_MAX: usize = 256 << 10;
+/// A console reports every five seconds. Troubles of a console that ended, or that lost its connection, end
+/// after this time.
+const CONSOLE_HOLDS: Duration = Duration::from_secs(30);
 /// Longest text that is kept, in characters.
 const TEXT_MAX: usize = 300;
+/// More than any event has: four texts of characters of up to four bytes.
+const EVENT_BYTES_MAX: usize = 5 << 10;
 /// Reports of consoles that wait for a write of the store: two of each of 64. A console reports again.
 const WAITING_MAX: usize = 128;
 
@@ -33,6 +51,28 @@ pub struct Events {
     kept: tokio::sync::Mutex<Option<(EventLog, Revision)>>,
     /// Reports of consoles; all that wait are noted with one write.
     waiting: Mutex<Vec<Report>>,
+    found: Mutex<Found>,
+}
+
+/// The troubles of the last reports.
+#[derive(Default)]
+struct Found {
+    /// By this coordinator.
+    here: Vec<NodeTrouble>,
+    /// By the console that reported last, and when.
+    console: Option<(Instant, Vec<NodeTrouble>)>,
+}
+
+impl Found {
+    /// Those of the coordinator, then those that only a console found.
+    fn with(&self, console: &[NodeTrouble]) -> Vec<NodeTrouble> {
+        let only_there = |trouble: &&NodeTrouble| !self.here.iter().any(|own| is_same(own, trouble));
+        self.here.iter().chain(console.iter().filter(only_there)).cloned().collect()
+    }
+    fn all(&mut self, now: Instant) -> Vec<NodeTrouble> {
+        self.console.take_if(|(at, _)| now.since(*at) > CONSOLE_HOLDS);
+        self.with(self.console.as_ref().map_or(&[][..], |(_, troubles)| troubles.as_slice()))
+    }
 }
 
 /// A console's report that waits for its turn.
@@ -43,8 +83,23 @@ struct Report {
 
 impl Events {
     pub fn new(env: Env, store: Arc<dyn Store>) -> Arc<Events> {
-        let (kept, waiting) = (tokio::sync::Mutex::default(), Mutex::default());
-        Arc::new(Events { env, store, kept, waiting })
+        let (kept, waiting, found) = (tokio::sync::Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Events { env, store, kept, waiting, found })
+    }
+
+    /// Notes the troubles that this coordinator finds now.
+    pub fn note(&self, troubles: Vec<NodeTrouble>) -> BoxFuture<'_, Result<()>> {
+        Box::pin(self.note_unboxed(troubles))
+    }
+    async fn note_unboxed(&self, mut troubles: Vec<NodeTrouble>) -> Result<()> {
+        troubles.truncate(REPORTED_MAX);
+        let mut kept = self.kept.lock().await;
+        let all = {
+            let mut found = self.found();
+            found.here = troubles;
+            found.all(self.env.clock.now())
+        };
+        self.change_held(&mut kept, |log, now_s| Ok(report(log, &all, now_s))).await
     }
 
     pub fn answer(self: &Arc<Self>, call: &Call) -> Result<Handled> {
@@ -79,6 +134,10 @@ impl Events {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A console's report waits for its turn.
     fn wait(&self, troubles: Vec<NodeTrouble>) -> Result<oneshot::Receiver<Result<()>>> {
         let (answer, answered) = oneshot::channel();
@@ -97,9 +156,14 @@ impl Events {
         if waiting.is_empty() {
             return; // another one has noted its report
         }
+        let reports: Vec<Vec<NodeTrouble>> = {
+            let mut found = self.found();
+            let reports = waiting.iter().map(|waits| found.with(&waits.troubles)).collect();
+            found.console = waiting.last().map(|last| (self.env.clock.now(), last.troubles.clone()));
+            reports
+        };
         let decide = |log: &mut EventLog, now_s| {
-            let note = |changed, waits: &Report| report(log, &waits.troubles, now_s) | changed;
-            Ok(waiting.iter().fold(false, note))
+            Ok(reports.iter().fold(false, |changed, troubles| report(log, troubles, now_s) | changed))
         };
         let done = self.change_held(&mut kept, decide).await;
         drop(kept);
@@ -176,10 +240,11 @@ fn report(log: &mut EventLog, troubles: &[NodeTrouble], now_s: u64) -> bool {
         }
     }
     for trouble in troubles {
+        let same_again_s = same_again_s(log, trouble, now_s);
         let known = log.events.iter_mut().rev().find(|event| is_same(&event.trouble, trouble));
         match known {
             Some(event) if event.cleared_s == 0 => {}
-            Some(event) if now_s.saturating_sub(event.cleared_s) < SAME_AGAIN_S => {
+            Some(event) if now_s.saturating_sub(event.cleared_s) < same_again_s => {
                 (event.cleared_s, changed) = (0, true);
             }
             _ => {
@@ -189,11 +254,41 @@ fn report(log: &mut EventLog, troubles: &[NodeTrouble], now_s: u64) -> bool {
             }
         }
     }
-    while log.events.len() > EVENTS_MAX {
-        let ended = log.events.iter().position(|event| event.cleared_s > 0);
-        log.events.remove(ended.unwrap_or(0));
+    drop_old(log, now_s) | changed
+}
+
+/// How long a trouble must have been away to be another event.
+fn same_again_s(log: &EventLog, trouble: &NodeTrouble, now_s: u64) -> u64 {
+    let today = || log.events.iter().filter(|event| event.raised_s + DAY_S > now_s);
+    if today().count() >= PER_DAY {
+        DAY_S
+    } else if today().filter(|event| is_same(&event.trouble, trouble)).count() >= OFTEN {
+        SAME_AGAIN_IF_OFTEN_S
+    } else {
+        SAME_AGAIN_S
     }
-    changed
+}
+
+/// Whether there were any.
+fn drop_old(log: &mut EventLog, now_s: u64) -> bool {
+    let before = log.events.len();
+    log.events.retain(|event| event.cleared_s == 0 || event.cleared_s + KEPT_S > now_s);
+    while log.events.len() > EVENTS_MAX {
+        drop_oldest(log);
+    }
+    if log.events.len() * EVENT_BYTES_MAX > BYTES_MAX {
+        while log.events.len() > 1 && encode_events(log).len() > BYTES_MAX {
+            let surplus = (log.events.len() / 50).max(1);
+            (0..surplus).for_each(|_| drop_oldest(log));
+        }
+    }
+    log.events.len() < before
+}
+
+/// The oldest one that has ended, or if all last, the oldest.
+fn drop_oldest(log: &mut EventLog) {
+    let ended = log.events.iter().position(|event| event.cleared_s > 0);
+    log.events.remove(ended.unwrap_or(0));
 }
 
 /// On one line, and short: some of it comes from nodes, and it goes to a terminal.
@@ -217,7 +312,7 @@ fn mark(log: &mut EventLog, asked: &MarkEvents, now_s: u64) -> Result<()> {
             let lasting = log.events.iter_mut().filter(|event| event.cleared_s == 0);
             let mut meant = lasting.filter(|e| is_meant(&e.trouble.code, &e.trouble.about)).peekable();
             if meant.peek().is_none() {
-                let hint = "`weir events` lists those that last, as a console noted them";
+                let hint = "`weir events` lists those that last";
                 return Err(Error::not_found(format!("no event {code} {about} lasts now; hint: {hint}")));
             }
             meant.for_each(|event| event.acknowledged_s = now_s.max(1));
@@ -252,7 +347,6 @@ mod tests {
     use super::*;
     use crate::store::Embedded;
     use std::path::Path;
-    use std::time::Duration;
     use weir_env::sim::{DiskFaults, SimConfig, World};
     use weir_proto::condition::Severity;
 
@@ -282,6 +376,76 @@ mod tests {
         assert!(report(&mut log, &[trouble("a", "x")], 500));
         assert_eq!(times(&log), [("x", 10, 50), ("y", 30, 50), ("x", 500, 0)]);
         assert_eq!(log.events[2].trouble.text, "it is bad", "no control characters");
+    }
+
+    #[test]
+    fn a_trouble_that_comes_and_goes_is_few_events() {
+        let mut log = EventLog::default();
+        for at in 0..720 {
+            let now_s = 1000 + 120 * at; // away for two minutes each time, for a day
+            report(&mut log, &[trouble("a", "x")], now_s);
+            report(&mut log, &[], now_s + 5);
+        }
+        assert_eq!(log.events.len(), OFTEN, "the last one lasts: it has come and gone");
+        assert_eq!(log.events.last().unwrap().cleared_s, 1000 + 120 * 719 + 5);
+        // Of many, too: an hour is too short once a day has all the events that it may have.
+        let mut log = EventLog::default();
+        for at in 0..400u64 {
+            let now_s = 1000 + 200 * at;
+            let troubles: Vec<NodeTrouble> =
+                (0..4).map(|n| trouble("a", &format!("{}", at % 100 * 4 + n))).collect();
+            report(&mut log, &troubles, now_s);
+        }
+        assert!(log.events.len() <= PER_DAY + 100, "{}", log.events.len());
+    }
+
+    #[test]
+    fn ended_events_are_kept_for_thirty_days_and_in_bounded_bytes() {
+        let mut log = EventLog::default();
+        report(&mut log, &[trouble("a", "ends"), trouble("a", "lasts")], 10);
+        report(&mut log, &[trouble("a", "lasts")], 20);
+        assert!(!report(&mut log, &[trouble("a", "lasts")], 20 + KEPT_S - 1));
+        assert_eq!(times(&log), [("ends", 10, 20), ("lasts", 10, 0)]);
+        assert!(report(&mut log, &[trouble("a", "lasts")], 20 + KEPT_S));
+        assert_eq!(times(&log), [("lasts", 10, 0)]);
+        let long =
+            |n: usize| NodeTrouble { text: "\u{1f4a7}".repeat(TEXT_MAX), ..trouble("b", &n.to_string()) };
+        for n in 0..EVENTS_MAX {
+            report(&mut log, &[trouble("a", "lasts"), long(n)], KEPT_S + 100 * n as u64);
+        }
+        assert!(encode_events(&log).len() <= BYTES_MAX && log.events.len() > 150, "{}", log.events.len());
+        assert_eq!(times(&log)[0], ("lasts", 10, 0));
+    }
+
+    #[test]
+    fn consoles_add_troubles_and_clear_none_of_the_coordinator() {
+        let world = World::new(1, SimConfig::default());
+        world.clone().run(async move {
+            let env = world.node("c");
+            let store = Embedded::open(env.clone(), Path::new("/coord")).unwrap();
+            let events = Events::new(env.clone(), store.clone());
+            let lasting = async |events: Arc<Events>| {
+                let log = events.log().await.unwrap();
+                let lasting = log.events.iter().filter(|event| event.cleared_s == 0);
+                lasting.map(|event| event.trouble.about.clone()).collect::<Vec<_>>()
+            };
+            events.note(vec![trouble("a", "x")]).await.unwrap();
+            let answer = events.wait(vec![trouble("a", "mount")]).unwrap();
+            events.note_waiting().await;
+            answer.await.unwrap().unwrap();
+            events.note(vec![trouble("a", "x")]).await.unwrap();
+            assert_eq!(lasting(events.clone()).await, ["x", "mount"]);
+            // The console ends; the coordinator sees no trouble any more.
+            env.clock.sleep(CONSOLE_HOLDS + Duration::from_secs(1)).await;
+            events.note(vec![trouble("a", "x")]).await.unwrap();
+            assert_eq!(lasting(events.clone()).await, ["x"]);
+            // Another leader continues the log.
+            let next = Events::new(env.clone(), store);
+            next.note(vec![trouble("a", "x"), trouble("a", "y")]).await.unwrap();
+            assert_eq!(lasting(next.clone()).await, ["x", "y"]);
+            assert_eq!(next.log().await.unwrap().events.len(), 3);
+            assert!(events.note(vec![]).await.is_err(), "the former leader changes nothing");
+        });
     }
 
     #[test]

@@ -10,12 +10,12 @@ use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{BoxFuture, Clock, Env, watch};
-use weir_proto::Result;
 use weir_proto::coord::{GetMap, MapReply};
 use weir_proto::map::{ClusterMap, Role};
 use weir_proto::news::{CarriesMap, is_in_payload};
 use weir_proto::version::check_level;
 use weir_proto::watch::Collect;
+use weir_proto::{Error, Result};
 use weir_rpc::{Call, Connection, Reply};
 
 /// The longest wait of a `GetMap`.
@@ -30,6 +30,8 @@ pub struct Followers {
     /// By connection.
     clients: Mutex<BTreeMap<u64, Follower>>,
     polls: Door,
+    /// This coordinator is about to end.
+    ends: watch::Sender<bool>,
     collections: Arc<Collections>,
 }
 
@@ -51,11 +53,17 @@ pub struct Known {
 impl Followers {
     pub fn new(map: watch::Receiver<Arc<ClusterMap>>, news: Arc<News>) -> Followers {
         let polls = Door::new(POLLS_MAX, "requests wait for news of the cluster map");
-        Followers { map, news, clients: Mutex::default(), polls, collections: Arc::default() }
+        let ends = watch::Sender::new(false);
+        Followers { map, news, clients: Mutex::default(), polls, ends, collections: Arc::default() }
     }
 
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Follower>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on no client waits here for news: it searches for the next coordinator instead.
+    pub fn end(&self) {
+        self.ends.send_replace(true);
     }
 
     /// The connection has ended.
@@ -78,7 +86,8 @@ impl Followers {
     fn processes(&self, after: u64) -> Vec<Connection> {
         let clients = self.clients();
         let behind = clients.range((Bound::Excluded(after), Bound::Unbounded)).map(|(_, c)| &c.connection);
-        behind.filter(|c| c.peer().role != Role::Console).cloned().collect()
+        let is_command = |role| matches!(role, Role::Console | Role::Operator | Role::Auditor);
+        behind.filter(|c| !is_command(c.peer().role)).cloned().collect()
     }
 
     /// The version that the caller on this connection has.
@@ -107,6 +116,7 @@ impl Followers {
         self.follow(&call.connection, &request)?;
         let on = call.connection.clone();
         let (clock, mut map, known) = (clock.clone(), self.map.clone(), self.known(&call.connection));
+        let mut ends = self.ends.subscribe();
         let known = Known { version: request.newer_than, ..known };
         let patience = Duration::from_millis(u64::from(request.wait_ms.min(MAP_WAIT_MS_MAX)));
         Ok(Box::pin(async move {
@@ -118,6 +128,7 @@ impl Followers {
                 biased;
                 newer = clock.timeout(patience, map.wait_for(other)) => newer,
                 ended = on.closed() => return Err(ended), // no caller is left to answer
+                _ = ends.wait_for(|ends| *ends) => return Err(Error::unavailable("this coordinator is about to end")),
             };
             match newer.ok().and_then(|found| found.ok().map(|m| m.clone())) {
                 Some(map) => known.answer(MapReply { map: Some(map) }),

@@ -42,6 +42,7 @@ mod replacing;
 mod server;
 mod shows;
 mod standby;
+pub mod standbys;
 pub mod store;
 mod waits;
 

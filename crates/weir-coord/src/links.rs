@@ -14,6 +14,7 @@ use bytes::Bytes;
 use state::{AROUND_MAX, AROUND_PATIENCE, Cut, DIRECT_PATIENCE, PROBE_PAUSE};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
+use weir_env::Instant;
 use weir_proto::coord::{LINK_REPORT_MS, ReportLink, ReportTarget, Suspicion};
 use weir_proto::data::{PassOn, StatTarget};
 use weir_proto::map::{ClusterMap, Member, MemberState, Node, Role};
@@ -210,7 +211,7 @@ impl Shared {
             tokio::select! {
                 biased;
                 answer = &mut direct, if failed.is_none() => match answer {
-                    Ok(()) => return Seen::Answers,
+                    Ok(()) => return self.answers(begun),
                     Err(e) => failed = Some(e),
                 },
                 via = &mut around => break via,
@@ -235,14 +236,19 @@ impl Shared {
         };
         let (last, is_quick_here) = tokio::join!(last, is_quick_here);
         match (last, via) {
-            (Ok(()), _) => Seen::Answers,
+            (Ok(()), _) => self.answers(begun),
             // This machine is late itself, or so is the node: no other way is quicker.
-            (Err(_), Around::Slow) => Seen::Answers,
-            (Err(_), Around::Through(_)) if !is_quick_here => Seen::Answers,
+            (Err(_), Around::Slow) => Seen::Late,
+            (Err(_), Around::Through(_)) if !is_quick_here => Seen::Late,
             (Err(why), Around::Through(via)) => Seen::Cut { via, why },
             (Err(why), Around::NotEither) => Seen::Silent(why),
             (Err(_), Around::Alone) => Seen::Answers, // a node that reaches no other node proves nothing about the target
         }
+    }
+
+    /// It answers a probe that has begun then.
+    fn answers(&self, begun: Instant) -> Seen {
+        if self.env.clock.now().since(begun) <= DIRECT_MIN { Seen::Answers } else { Seen::Late }
     }
 
     async fn answers_around(self: &Arc<Shared>, map: &ClusterMap, node: NodeId, target: TargetId) -> Around {
@@ -295,6 +301,8 @@ impl Shared {
 enum Seen {
     /// It answers directly; or it is down in the map, or there is no other node to compare with.
     Answers,
+    /// It does, but late; or all ways are late.
+    Late,
     Cut {
         via: NodeId,
         why: Error,
@@ -329,15 +337,17 @@ async fn probe_link(shared: Arc<Shared>, node: NodeId, target: TargetId) {
     let map = shared.map.borrow().clone();
     let seen = shared.compare(&map, node, target).await;
     let now = shared.env.clock.now();
+    let is_over = |was_late| shared.links.end_probe(node, now, was_late, shared.env.rng.below(1 << 16));
     let (via, why) = match seen {
         Seen::Cut { via, why } => (via, why),
         Seen::Silent(why) => {
-            shared.links.end_probe(node, now, None);
+            is_over(true);
             return shared.report_silent(&map, target, &why).await;
         }
-        Seen::Answers => return shared.links.end_probe(node, now, None),
+        Seen::Answers => return is_over(false),
+        Seen::Late => return is_over(true),
     };
-    shared.links.end_probe(node, now, Some((via, &why)));
+    shared.links.note_cut(node, now, via, &why);
     let name = |id: NodeId| map.node(id).map_or_else(|| id.to_string(), |n| n.name.clone());
     tracing::warn!(
         "{} ({target}) cannot be reached from here, calls go through {}: {why}",

@@ -4,9 +4,9 @@
 //! Knows nothing of connections' bytes or of the store: the server carries the decisions out.
 use crate::addresses::check_announced;
 use crate::decide::{
-    HealthLimits, Presence, Returned, Speed, Strikes, Verdict, evaluate, forgive, hangs, is_spare, left_out,
-    next_run, rejoin_groups, returned, settle_copies, target_back, target_cleared, target_down,
-    target_failed, target_lost, target_put_back,
+    HealthLimits, Presence, Returned, SUSPECTED_TOGETHER, Speed, Strikes, Verdict, evaluate, forgive, hangs,
+    is_spare, left_out, next_run, rejoin_groups, returned, settle_copies, target_back, target_cleared,
+    target_down, target_failed, target_lost, target_put_back,
 };
 use crate::identity::check_pool_name;
 use crate::lives::SignsOfLife;
@@ -19,8 +19,11 @@ use weir_proto::map::{self, ClusterMap, Node, Role, Run, RunSeen, Target, Target
 use weir_proto::version::check_level;
 use weir_proto::{Error, NodeId, Result, RunId, TargetId};
 
-/// Longest name of a node or a host, in bytes.
-const NAME_MAX: usize = 64;
+/// Longest name of a node or a host, in bytes: the host's name, of up to 64, with the role or the machine's
+/// id beside it.
+const NAME_MAX: usize = 128;
+/// A sign of life that is later than the next heartbeat by this is missing.
+const SIGN_LATE: Duration = Duration::from_millis(250);
 /// Most addresses that one node announces.
 const ADDRS_MAX: usize = 16;
 /// Most targets that one node brings.
@@ -52,6 +55,8 @@ pub struct Members {
     pub by_node: BTreeMap<NodeId, Member>,
     /// Targets that did not answer although their node is connected.
     pub suspects: BTreeSet<TargetId>,
+    /// Targets that were reported as slow or silent, and when last.
+    reported: BTreeMap<TargetId, Instant>,
     /// Targets that were much slower than the others of their groups.
     pub slow: BTreeMap<TargetId, Strikes>,
     /// The last report of each target and its machine on how fast they are.
@@ -156,6 +161,16 @@ impl Members {
         Ok(())
     }
 
+    /// Whether a member gives signs of life now. `interval_ms`: of heartbeats.
+    pub fn gave_sign(&self, node: NodeId, now: Instant, interval_ms: u32) -> bool {
+        let within = Duration::from_millis(interval_ms.into()) + SIGN_LATE;
+        let member = self.by_node.get(&node);
+        member.is_some_and(|member| match member.presence {
+            Presence::Connected { last_contact } => now.since(last_contact) < within,
+            Presence::Awaited { .. } | Presence::Gone => false,
+        })
+    }
+
     /// A heartbeat of `node` on `connection`. `Stale`: it is not a member (any more) and must join again.
     pub fn heartbeat(
         &mut self,
@@ -185,6 +200,23 @@ impl Members {
     pub fn note_position(&mut self, target: TargetId, position: u64) {
         let known = self.positions.entry(target).or_default();
         *known = position.max(*known);
+    }
+
+    pub fn note_reported(&mut self, target: TargetId, now: Instant) {
+        self.reported.retain(|_, at| now.since(*at) <= SUSPECTED_TOGETHER);
+        self.reported.insert(target, now);
+    }
+    /// The answers of targets, with those marked that were reported a moment ago.
+    pub fn with_reported(
+        &self,
+        mut alive: BTreeMap<TargetId, Speed>,
+        now: Instant,
+    ) -> BTreeMap<TargetId, Speed> {
+        for (target, speed) in &mut alive {
+            speed.suspected =
+                self.reported.get(target).is_some_and(|at| now.since(*at) <= SUSPECTED_TOGETHER);
+        }
+        alive
     }
 
     /// The report of a target and its machine on themselves. True: its disk hangs, so that it counts as one

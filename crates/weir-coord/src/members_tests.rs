@@ -53,6 +53,18 @@ fn report(n: u32) -> TargetReport {
         position: 0,
     }
 }
+/// A machine's name has up to 64 bytes, and its id 32 more.
+#[test]
+fn machines_with_the_longest_names_join() {
+    let (name, id) = ("h".repeat(64), "0123456789abcdef".repeat(2));
+    let mut world = World { map: empty_map(), members: Members::default() };
+    let mut long = join(&format!("storage-{name}"), 7, &[7]);
+    long.host = format!("{}/{name}-{id}", "r".repeat(64));
+    assert!(world.join(&long, 7, at(0)).is_ok());
+    long.name = "n".repeat(NAME_MAX + 1);
+    assert!(world.join(&long, 7, at(0)).is_err());
+}
+
 fn at(ms: u64) -> Instant {
     Instant(ms * 1_000_000)
 }
@@ -90,7 +102,8 @@ impl World {
         self.members.reconcile(&mut self.map, now, &LIMITS);
         crate::decide::group_tests::create_groups(&mut self.map, 6);
     }
-    /// Heartbeats of these nodes, each with the stall of its target's disk in milliseconds. All others live, too.
+    /// Heartbeats of these nodes, each with the stall of its target's disk in milliseconds. All others live,
+    /// too.
     fn beat(&mut self, now: u64, stalls: &[(u32, u32)]) {
         for n in 1..=6 {
             self.members.heartbeat(&mut self.map, NodeId(n), n.into(), vec![], at(now)).unwrap();

@@ -4,6 +4,7 @@
 //! makes it durable, publishes it, and only then answers: no process sees a map that a restart could forget.
 //!
 //! Knows nothing of how messages travel; decisions are in `decide` and `members`.
+use crate::copies::CopyChange;
 use crate::cut_links::CutLinks;
 use crate::decide::{
     HealthLimits, Progress, add_groups, forget_unpublished_copies, forget_unpublished_epochs,
@@ -306,8 +307,8 @@ impl Owner {
                 }
             }
             Event::Copies { by, change, connection, answer } => {
-                let member = self.members.member_on(by, connection).map(drop);
-                batch.change_copies(member.map(|()| change), answer);
+                let change = self.members.member_on(by, connection).map(|_| change);
+                self.change_copies(change, answer, batch, now);
             }
             Event::Status { answer } => self.report_status(answer, batch, now),
             Event::Disconnected { .. } if self.ends => {}
@@ -328,6 +329,17 @@ impl Owner {
                 batch.after(answer, |_| ()); // they are durable then, as it ends
             }
         }
+    }
+
+    fn change_copies(
+        &self,
+        change: Result<CopyChange>,
+        answer: Answer<MapReply>,
+        batch: &mut Batch,
+        now: Instant,
+    ) {
+        let interval_ms = heartbeat_ms(&batch.draft);
+        batch.change_copies(change, &|node| self.members.gave_sign(node, now, interval_ms), answer);
     }
 
     /// Starts the placements that are needed, and answers callers whose groups exist.

@@ -109,7 +109,8 @@ pub struct Coordinator {
     signs: Arc<SignsOfLife>,
     /// Events that find the owner's queue full.
     crowd: Door,
-    log: Arc<Events>,
+    /// The log of events.
+    pub log: Arc<Events>,
     /// For a cluster with certificates.
     certified: Option<Certified>,
     /// Why this coordinator does not lead any more.
@@ -228,10 +229,11 @@ impl Coordinator {
         let _ = self.announced.set(addrs.to_vec()); // a coordinator serves once
     }
 
-    /// Before an orderly end: makes the position of each target durable. Positions in heartbeats become
-    /// durable only a second later, so the next coordinator would accept a copy of a target from that second
-    /// as the target itself.
+    /// Before an orderly end: answers those that wait for news of the map, and makes the position of each
+    /// target durable. Positions in heartbeats become durable only a second later, so the next coordinator
+    /// would accept a copy of a target from that second as the target itself.
     pub async fn record_positions(&self) {
+        self.followers.end();
         let (answer, answered) = oneshot::channel();
         if self.events.send(Event::Ends { answer }).await.is_ok() {
             let _ = answered.await; // otherwise the positions are slightly older

@@ -159,7 +159,7 @@ fn history(watch: &Watch, asked: &GetHistory) -> SeriesRead {
         false => watch.history.seconds(&asked.name, count),
     };
     let names = match asked.name.is_empty() {
-        true => watch.history.names().into_iter().map(str::to_owned).collect(),
+        true => watch.history.names(),
         false => Vec::new(),
     };
     let points = read.map_or_else(Vec::new, |(points, _)| points);

@@ -458,6 +458,28 @@ fn a_coordinator_that_stops_knows_each_targets_position() {
     });
 }
 
+/// Clients that wait for news search for the next coordinator then.
+#[test]
+fn a_coordinator_that_stops_answers_those_that_wait_for_news() {
+    let lab = Lab::new(17);
+    lab.world.run(async {
+        let c = lab.coordinator().await;
+        let env = lab.world.node("m1");
+        let who = Identity::new(&env, "m1", Role::Console, None);
+        let connection =
+            weir_rpc::connect(&env, &addr(100), &who, Arc::new(weir_rpc::NoService)).await.unwrap();
+        let poll = GetMap { newer_than: c.map().version, wait_ms: 10_000 };
+        let began = env.clock.now();
+        let stops = async {
+            lab.world.sleep(Duration::from_millis(100)).await;
+            c.record_positions().await;
+        };
+        let (answer, ()) = tokio::join!(connection.call(&poll, vec![], PATIENCE), stops);
+        assert_eq!(answer.unwrap_err().kind, ErrorKind::Unavailable);
+        assert!(env.clock.now().since(began) < Duration::from_secs(1));
+    });
+}
+
 #[test]
 fn a_coordinator_without_power_knew_each_targets_position() {
     let lab = Lab::new(17);

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_coord::etcd::sim::{SimEtcd, Way, Weather};
 use weir_coord::etcd::{Etcd, EtcdConfig};
+use weir_coord::standbys::{Standbys, attend};
+use weir_coord::store::Store;
 use weir_coord::{Cluster, CoordConfig, Coordinator, Observer, lead};
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env, Rng};
@@ -201,4 +203,54 @@ fn an_acknowledged_change_survives_any_failure() {
     }
     println!("{SEEDS} seeds: {changes} changes acknowledged, {statuses} statuses compared");
     assert!(changes > 100 * SEEDS as usize / 10, "hardly any change was made: {changes}");
+}
+
+/// c1 waits for a while, dies, returns, and is removed at last; c0 asks.
+#[test]
+fn standbys_that_are_away_are_known_by_name() {
+    let lab = Lab::new(1);
+    let world = lab.world.clone();
+    let store_of = |name: &'static str| {
+        let endpoints = vec!["http://sim:1".into()];
+        let config = EtcdConfig { endpoints, prefix: "/w/".into(), ..EtcdConfig::default() };
+        let (env, etcd_env) = (world.node(name), world.node("etcd"));
+        let way =
+            Way { env: env.clone(), etcd_env, etcd: lab.etcd.clone(), weather: lab.weather[name].clone() };
+        let store: Arc<dyn Store> = Etcd::through(&env, &config, Arc::new(way));
+        (env, store)
+    };
+    world.run(async {
+        let (env, store) = store_of("c0");
+        let mut standbys = Standbys::default();
+        let missing = async |standbys: &mut Standbys| {
+            let found = standbys.missing(&env, &store, "c0").await.unwrap();
+            found.into_iter().map(|(name, _)| name).collect::<Vec<_>>()
+        };
+        assert!(missing(&mut standbys).await.is_empty());
+        let (env_1, store_1) = store_of("c1");
+        env_1.clone().tasks.spawn("a standby", async move {
+            attend(&env_1, &store_1, "c1").await;
+        });
+        for _ in 0..12 {
+            world.sleep(Duration::from_secs(5)).await;
+            assert!(missing(&mut standbys).await.is_empty(), "it waits");
+        }
+        world.kill("c1");
+        let mut found = Vec::new();
+        for _ in 0..12 {
+            world.sleep(Duration::from_secs(5)).await;
+            found = missing(&mut standbys).await;
+        }
+        assert_eq!(found, ["c1"]);
+        let (env_1, store_1) = store_of("c1");
+        env_1.clone().tasks.spawn("a standby", async move {
+            attend(&env_1, &store_1, "c1").await;
+        });
+        world.sleep(Duration::from_secs(5)).await;
+        assert!(missing(&mut standbys).await.is_empty(), "it is back");
+        world.kill("c1");
+        world.sleep(Duration::from_secs(8 * 86_400)).await;
+        missing(&mut standbys).await;
+        assert!(missing(&mut standbys).await.is_empty(), "it was removed");
+    });
 }

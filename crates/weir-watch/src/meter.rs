@@ -149,6 +149,32 @@ impl Meter {
     }
 }
 
+/// The label of meters of one target.
+const TARGET: &str = "target";
+
+/// Sums of meters of one kind: counters and gauges have values only.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Total {
+    pub kind: Kind,
+    pub value: f64,
+    pub count: f64,
+}
+
+impl Total {
+    fn of(meter: &Meter) -> Total {
+        if let Meter::Histogram(histogram) = meter {
+            let (count, sum) = histogram.totals();
+            return Total { kind: Kind::Histogram, value: sum as f64, count: count as f64 };
+        }
+        let (value, ..) = meter.read();
+        Total { kind: meter.kind(), value: value as f64, count: 0.0 }
+    }
+    fn add(&mut self, other: &Total) {
+        self.value += other.value;
+        self.count += other.count;
+    }
+}
+
 /// Reads a value.
 pub type Observed = Arc<dyn Fn() -> i64 + Send + Sync>;
 
@@ -241,10 +267,23 @@ impl Registry {
         self.lock().iter().filter_map(of_name).collect()
     }
     /// The names, each once.
-    pub fn names(&self) -> Vec<&'static str> {
-        let mut names: Vec<&'static str> = self.lock().keys().map(|key| key.0).collect();
-        names.dedup();
-        names
+    /// The sums of each name over all its labels, and of each target, by the value of its label.
+    pub(crate) fn totals(&self) -> Vec<(&'static str, Option<String>, Total)> {
+        let meters: Vec<(Key, Meter)> = self.lock().iter().map(|(k, m)| (k.clone(), m.clone())).collect();
+        let (mut all, mut of_targets) = (Vec::<(&'static str, Option<String>, Total)>::new(), Vec::new());
+        for ((name, label, value), meter) in meters {
+            // Not under the lock: an observed value may take others.
+            let total = Total::of(&meter);
+            match all.last_mut() {
+                Some((last, _, sum)) if *last == name => sum.add(&total),
+                _ => all.push((name, None, total.clone())),
+            }
+            if label == TARGET {
+                of_targets.push((name, Some(value), total));
+            }
+        }
+        all.extend(of_targets);
+        all
     }
 }
 
@@ -315,7 +354,12 @@ mod tests {
         assert_eq!(registry.total("c_seconds"), Some((Kind::Histogram, 2.0)));
         registry.observe(Kind::Gauge, "b", ("of", "z"), Arc::new(|| 10));
         assert_eq!(registry.total("b"), Some((Kind::Gauge, 6.0)));
-        assert_eq!(registry.names(), ["a_total", "b", "c_seconds"]);
+        registry.counter("a_total", ("target", "t3")).add(7);
+        let totals = registry.totals().into_iter().map(|(name, target, t)| (name, target, t.value, t.count));
+        let expected =
+            [("a_total", None, 13.0, 0.0), ("b", None, 6.0, 0.0), ("c_seconds", None, 4000.0, 2.0)];
+        let of_target = [("a_total", Some("t3".to_owned()), 7.0, 0.0)];
+        assert_eq!(totals.collect::<Vec<_>>(), expected.into_iter().chain(of_target).collect::<Vec<_>>());
     }
 
     #[test]

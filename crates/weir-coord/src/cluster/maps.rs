@@ -5,12 +5,18 @@ use super::{
 };
 use std::sync::Arc;
 use std::time::Duration;
-use weir_env::Env;
+use weir_env::{Backoff, Env};
 use weir_proto::coord::{GetMap, MapReply};
 use weir_proto::map::ClusterMap;
 use weir_proto::news::{CarriesMap, MapNews};
 use weir_proto::{ErrorKind, Result, Wire};
 use weir_rpc::Channel;
+
+/// How often the coordinator is asked for a sign of life, and how long it may take.
+const WATCH_EVERY: Duration = Duration::from_secs(2);
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// While it gives none: another one leads after its lease of three seconds.
+const WATCH_AGAIN: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(1) };
 
 impl Shared {
     /// Applies a map if it is newer. False: it is not.
@@ -91,6 +97,28 @@ pub(super) async fn first_map(
             Err(e) => return Err(e.doing("get the cluster map from the coordinator")),
         }
         env.clock.sleep(RETRY_PAUSE).await;
+    }
+}
+
+/// Leaves a coordinator that is stopped, or whose machine has died, for the one that answers in its place: a
+/// question that waits for the next map would notice only after its long patience.
+pub(super) async fn watch_coordinator(shared: Arc<Shared>) {
+    let (clock, mut silent) = (shared.env.clock.clone(), 0);
+    loop {
+        let pause = match silent {
+            0 => WATCH_EVERY,
+            n => WATCH_AGAIN.pause(n - 1, shared.env.rng.below(1 << 16)),
+        };
+        clock.sleep(pause).await;
+        let Some(connection) = shared.coordinator.current() else { continue };
+        if connection.answers(ANSWERS_WITHIN).await {
+            silent = 0;
+            continue;
+        }
+        silent = silent.saturating_add(1);
+        if !connection.is_closed() {
+            shared.find_another();
+        }
     }
 }
 

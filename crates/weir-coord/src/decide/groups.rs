@@ -280,12 +280,12 @@ pub fn groups_for_new_targets(map: &ClusterMap, draining: &BTreeSet<TargetId>) -
     kinds.into_iter().filter_map(of).collect()
 }
 
-fn pools(map: &ClusterMap) -> BTreeSet<&str> {
+pub(super) fn pools(map: &ClusterMap) -> BTreeSet<&str> {
     map.targets.iter().map(|t| t.pool.as_str()).collect()
 }
 
 /// The targets of a pool that are up.
-fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
+pub(super) fn candidates(map: &ClusterMap, pool: &str) -> Vec<Candidate> {
     let hosts: BTreeMap<NodeId, &str> = map.nodes.iter().map(|n| (n.id, n.host.as_str())).collect();
     let of_pool = map.targets.iter().filter(|t| t.pool == pool && t.state == TargetState::Up);
     let host = |t: &Target| hosts.get(&t.node).copied().unwrap_or_default().to_owned();

@@ -17,6 +17,7 @@ mod plan;
 mod replace;
 mod returned;
 mod slow;
+mod space;
 mod upgrade;
 
 pub use access::{add_rule, audit_volumes, remove_rule};
@@ -37,13 +38,15 @@ pub use moves::{
     settle_moves,
 };
 pub use namespaces::{
-    copy_caught_up, copy_lost, forget_unpublished_copies, journal_group, keep_copy, set_copies, settle_copies,
+    copy_caught_up, copy_lost, forget_unpublished_copies, journal_group, keep_copy, leader_silent,
+    set_copies, settle_copies,
 };
 pub use placement::{Candidate, group_count, is_same_host, place, rack_of};
 pub use plan::{Hindrance, Observed, Plan, Step, plan, spare};
 pub use replace::replace;
 pub use returned::{Returned, next_run, returned};
-pub use slow::{Speed, Strikes, hangs, is_much_slower};
+pub use slow::{SUSPECTED_TOGETHER, Speed, Strikes, hangs, is_much_slower};
+pub use space::{FileSpace, file_space};
 pub use upgrade::{Connected, finished_level};
 
 #[cfg(test)]

@@ -5,13 +5,16 @@
 //! transitions.
 use super::copies::{JournalGroup, JournalMember};
 use super::lead::Progress;
-use weir_proto::copies::{COPIES_MAX, CopyCaughtUp, CopyLost, KeepCopy, SetCopies};
+use weir_proto::copies::{COPIES_MAX, CopyCaughtUp, CopyLost, KeepCopy, LeaderSilent, SetCopies};
 use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceCopy, NamespaceEntry};
 use weir_proto::version::LEVEL_OF_COPIES;
 use weir_proto::{Epoch, Error, NamespaceId, NodeId, Result};
 
 /// A leader that cannot reach copies which are up for this long is cut off itself.
 const LEADER_IS_CUT_MS: u32 = 3_000;
+/// A leader that sends a copy nothing for this time has lost its right to answer, and would have reported the
+/// copy as lost.
+const LEADER_SILENT_MS: u32 = 1_200;
 
 /// The group of a namespace. `None`: only its leader keeps it.
 pub fn journal_group(map: &ClusterMap, namespace: NamespaceId) -> Option<JournalGroup<NodeId>> {
@@ -153,18 +156,25 @@ pub fn copy_caught_up(map: &mut ClusterMap, said: &CopyCaughtUp) -> Result<bool>
     Ok(is_news)
 }
 
+/// The copies of a namespace, if this node leads them under this epoch.
+fn group_led(
+    map: &ClusterMap,
+    namespace: NamespaceId,
+    (leader, epoch): (NodeId, Epoch),
+) -> Result<JournalGroup<NodeId>> {
+    let group = journal_group(map, namespace);
+    let group = group.ok_or_else(|| Error::not_found(format!("{namespace} has no copies")))?;
+    if (group.leader, group.epoch) != (Some(leader), epoch) {
+        return Err(Error::stale(format!("{leader} does not lead {namespace} under {epoch}")));
+    }
+    Ok(group)
+}
+
 /// The leader has not received a reply from a copy for a while. The others continue without it. If too few
 /// would be left, the leader may be cut off itself: that copy leads after a longer silence. Returns whether
 /// it is new.
 pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
-    let group = journal_group(map, said.namespace);
-    let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", said.namespace)))?;
-    if (group.leader, group.epoch) != (Some(said.leader), said.epoch) {
-        return Err(Error::stale(format!(
-            "{} does not lead {} under {}",
-            said.leader, said.namespace, said.epoch
-        )));
-    }
+    let mut group = group_led(map, said.namespace, (said.leader, said.epoch))?;
     if !group.is_current(said.node) {
         return Ok(false);
     }
@@ -187,6 +197,27 @@ pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
     } else {
         return Ok(false);
     }
+    put_group(map, said.namespace, &group);
+    Ok(true)
+}
+
+/// A current copy receives nothing from its leader. Unless the leader gives other signs of life, it is left
+/// out, and another copy leads. With too few copies for that, its own silence at the coordinator decides.
+/// Returns whether it is new.
+pub fn leader_silent(map: &mut ClusterMap, said: &LeaderSilent, lives: bool) -> Result<bool> {
+    let mut group = group_led(map, said.namespace, (said.leader, said.epoch))?;
+    let floor = group.members.len().saturating_sub(1).max(1);
+    let is_enough = group.is_current(said.node) && group.current().count() > floor;
+    if lives || !is_enough || said.silent_ms < LEADER_SILENT_MS {
+        return Ok(false);
+    }
+    tracing::warn!(
+        "{} leads {} no more: {} receives nothing from it",
+        said.leader,
+        said.namespace,
+        said.node
+    );
+    go_down(map, &mut group, said.leader);
     put_group(map, said.namespace, &group);
     Ok(true)
 }

@@ -169,6 +169,31 @@ fn a_silent_copy_is_left_out_and_a_cut_off_leader_replaced() {
 }
 
 #[test]
+fn a_leader_silent_to_copy_and_coordinator_is_replaced() {
+    let (mut map, progress) = three();
+    let silent = |map: &ClusterMap, node: u32, silent_ms: u32| {
+        let entry = map.namespace(ROOT).unwrap();
+        let (leader, epoch) = (entry.leader.unwrap(), entry.leader_epoch);
+        LeaderSilent { node: NodeId(node), namespace: ROOT, leader, epoch, silent_ms }
+    };
+    let late = silent(&map, 2, LEADER_SILENT_MS);
+    assert_eq!(leader_silent(&mut map, &late, true), Ok(false), "its process lives: the link may be cut");
+    let early = silent(&map, 2, LEADER_SILENT_MS - 1);
+    assert_eq!(leader_silent(&mut map, &early, false), Ok(false));
+    assert_eq!(leader_silent(&mut map, &late, false), Ok(true));
+    assert_eq!(seen(&map), "3: 1d 2c 3c", "on another host");
+    assert_eq!(leader_silent(&mut map, &late, false).unwrap_err().kind, ErrorKind::Stale);
+    // Without another current copy nothing could be acknowledged.
+    let next = silent(&map, 2, 60_000);
+    assert_eq!(leader_silent(&mut map, &next, false), Ok(false));
+    // It returns as a copy. One that is behind is not asked.
+    keep_copy(&mut map, &progress, &announces(1, 50)).unwrap();
+    assert_eq!(seen(&map), "3: 1b 2c 3c");
+    let behind = silent(&map, 1, 60_000);
+    assert_eq!(leader_silent(&mut map, &behind, false), Ok(false));
+}
+
+#[test]
 fn the_last_copy_that_has_everything_stays() {
     let (mut map, _) = three();
     assert!(set_copies(&mut map, &asks(2, None)).is_ok());

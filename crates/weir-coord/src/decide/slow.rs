@@ -19,6 +19,11 @@ const LATE_MIN: Duration = Duration::from_millis(1000);
 /// A target is much slower than another one at this multiple of its lateness.
 const MUCH_SLOWER: u32 = 4;
 
+/// If this number of others is reported at the same time, no single target is slow.
+const SUSPECTED_TOO: usize = 2;
+/// Reports within this time are of the same time.
+pub const SUSPECTED_TOGETHER: Duration = Duration::from_secs(3);
+
 /// A disk that completes no request for this long hangs: longer than a disk takes to start or to recover from
 /// an error; much less than a write may take. Two seconds that confirm it are added, and both together are
 /// the term of a lease: its holder must write before it loses it.
@@ -67,6 +72,8 @@ pub struct Speed {
     pub stalled: Duration,
     /// Its machine's work waits for processors or memory most of the time.
     pub pressed: bool,
+    /// Clients or members report it as slow, too, at the same time.
+    pub suspected: bool,
 }
 
 impl Speed {
@@ -75,6 +82,7 @@ impl Speed {
             oldest: Duration::from_millis(target.oldest_ms.into()),
             stalled: Duration::from_millis(target.stalled_ms.into()),
             pressed: pressure.is_some_and(is_pressed),
+            suspected: false,
         }
     }
     /// The disk completes requests, or has none.
@@ -93,12 +101,14 @@ pub fn is_pressed(pressure: &Pressure) -> bool {
 }
 
 /// Whether a target that clients report as slow is much slower than each of `others`, the other members of
-/// its groups. If all are slow, none is; nor while most of their machines are short of processors or memory.
+/// its group. If all are slow, none is; nor while most of their machines are short of processors or memory,
+/// or several are reported as well: a reporter with a broken network suspects them all.
 pub fn is_much_slower(own: &Speed, others: &[Speed]) -> bool {
     let late = own.lateness().max(LATE_MIN);
     let pressed = others.iter().filter(|other| other.pressed).count();
+    let suspected = others.iter().filter(|other| other.suspected).count();
     let are_fast = others.iter().all(|other| other.lateness() * MUCH_SLOWER <= late);
-    are_fast && pressed * 2 <= others.len()
+    are_fast && pressed * 2 <= others.len() && suspected < SUSPECTED_TOO
 }
 
 /// Whether a target's disk hangs, so that its groups continue without it. `is_spare`: they can. `others`: all
@@ -135,10 +145,14 @@ mod tests {
     /// Milliseconds of the oldest request, and of the stall.
     fn speed(oldest: u64, stalled: u64) -> Speed {
         let [oldest, stalled] = [oldest, stalled].map(Duration::from_millis);
-        Speed { oldest, stalled, pressed: false }
+        Speed { oldest, stalled, ..Speed::default() }
     }
     fn pressed(speed: Speed) -> Speed {
         Speed { pressed: true, ..speed }
+    }
+
+    fn suspected(speed: Speed) -> Speed {
+        Speed { suspected: true, ..speed }
     }
 
     #[test]
@@ -158,6 +172,8 @@ mod tests {
             (pressed(speed(9000, 0)), vec![fast, fast], true),
             (speed(9000, 0), vec![pressed(fast), fast], true),
             (speed(9000, 0), vec![pressed(fast), pressed(fast), fast], false),
+            (speed(9000, 0), vec![suspected(fast), fast, fast], true),
+            (speed(9000, 0), vec![suspected(fast), suspected(fast), fast], false),
         ] {
             assert_eq!(is_much_slower(&own, &others), slower, "{own:?} {others:?}");
         }

@@ -3,7 +3,7 @@ use crate::decide::Strikes;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_env::{Instant, watch};
+use weir_env::{Backoff, Instant, watch};
 use weir_proto::{Error, NodeId};
 
 /// Deadline of a reply through another node; then the next one is tried.
@@ -14,6 +14,9 @@ pub(super) const AROUND_MAX: usize = 3;
 pub(super) const DIRECT_PATIENCE: Duration = Duration::from_secs(2);
 /// Between two probes of one link.
 pub(super) const PROBE_PAUSE: Duration = Duration::from_secs(1);
+/// Between two probes of one link, if they are late themselves: the machines are busy, and each probe is
+/// several new connections.
+const LATE_PROBES: Backoff = Backoff { first: PROBE_PAUSE, max: Duration::from_secs(30) };
 
 /// State of the links to nodes. At most one entry per node of the map.
 pub(crate) struct Links {
@@ -32,6 +35,8 @@ impl Default for Links {
 struct Link {
     /// No probe before this: one is running, or has just ended.
     not_before: Instant,
+    /// Late probes since the last one that was answered quickly, or found a cut.
+    late: u32,
     cut: Option<Cut>,
     /// Cuts so far: each further one keeps the link unused for longer.
     strikes: Option<Strikes>,
@@ -67,12 +72,19 @@ impl Links {
         }
         free
     }
-    pub(super) fn end_probe(&self, node: NodeId, now: Instant, found: Option<(NodeId, &Error)>) {
+    /// No cut was found; `dice` of 2^16.
+    pub(super) fn end_probe(&self, node: NodeId, now: Instant, was_late: bool, dice: u64) {
+        let mut links = self.lock();
+        let link = links.entry(node).or_default();
+        let pause = if was_late { LATE_PROBES.pause(link.late, dice) } else { PROBE_PAUSE };
+        link.late = if was_late { link.late.saturating_add(1) } else { 0 };
+        link.not_before = now + pause;
+    }
+    pub(super) fn note_cut(&self, node: NodeId, now: Instant, via: NodeId, why: &Error) {
         {
             let mut links = self.lock();
             let link = links.entry(node).or_default();
-            link.not_before = now + PROBE_PAUSE;
-            let Some((via, why)) = found else { return };
+            (link.not_before, link.late) = (now + PROBE_PAUSE, 0);
             link.strikes = Some(Strikes::one_more(link.strikes, now));
             link.cut = Some(Cut { since: now, via, why: why.context.clone() });
         }
@@ -93,5 +105,33 @@ impl Links {
         if let Some(link) = self.lock().get_mut(&node) {
             link.cut = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_probes_of_a_link_become_rare() {
+        let (links, node) = (Links::default(), NodeId(1));
+        let mut now = Instant(0);
+        let mut pauses = Vec::new();
+        for was_late in [true, true, true, true, true, true, true, false, true, true] {
+            assert!(links.begin_probe(node, now), "after the pause");
+            assert!(!links.begin_probe(node, now), "one at a time");
+            links.end_probe(node, now, was_late, 0);
+            let ended = now;
+            while !links.begin_probe(node, now) {
+                now = now + Duration::from_millis(100);
+            }
+            pauses.push(now.since(ended));
+            links.end_probe(node, ended, was_late, 0);
+            now = now + Duration::from_secs(60);
+        }
+        let quick = pauses[7];
+        assert_eq!(quick, PROBE_PAUSE);
+        assert!(pauses[..7].is_sorted() && pauses[6] >= LATE_PROBES.max / 2, "{pauses:?}");
+        assert!(pauses[8] <= PROBE_PAUSE, "a quick answer makes up for all: {pauses:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! A batch of events: the draft of the map that they change, and the answers that wait until it is durable.
 use super::event::{Answer, RuleChange};
-use crate::copies::CopyChange;
+use crate::copies::{CopyChange, Lives};
 use crate::decide::{Connected, Progress, caught_up, finished_level};
 use crate::replacing::Wishes;
 use std::sync::Arc;
@@ -75,8 +75,13 @@ impl Batch {
         }
     }
 
-    pub(super) fn change_copies(&mut self, change: Result<CopyChange>, answer: Answer<MapReply>) {
-        match change.and_then(|change| change(&mut self.draft, &self.progress)) {
+    pub(super) fn change_copies(
+        &mut self,
+        change: Result<CopyChange>,
+        lives: Lives<'_>,
+        answer: Answer<MapReply>,
+    ) {
+        match change.and_then(|change| change(&mut self.draft, &self.progress, lives)) {
             Err(e) => refuse(answer, e),
             Ok(()) => self.after(answer, newest),
         }

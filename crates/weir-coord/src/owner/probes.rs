@@ -29,8 +29,13 @@ impl Owner {
         if reporter_is_late {
             return batch.after(answer, newest);
         }
+        self.members.note_reported(report.target, self.env.clock.now());
         match report.suspicion {
-            Suspicion::Failed => tracing::warn!("{} is reported: {}", report.target, report.why),
+            Suspicion::Failed => {
+                if let Some(more) = self.env.watch.line("a target is reported") {
+                    tracing::warn!("{} is reported: {}{more}", report.target, report.why);
+                }
+            }
             Suspicion::Unreachable | Suspicion::Slow => {
                 tracing::debug!("{} is suspected: {}", report.target, report.why)
             }
@@ -124,7 +129,10 @@ impl Owner {
     pub(super) fn probed(&mut self, probe: Probe, batch: &mut Batch, now: Instant) {
         let Probe { target, suspicion, by_life, outcome, alive } = probe;
         match outcome {
-            Ok(seen) => self.answered(seen, suspicion, &alive, batch, now),
+            Ok(seen) => {
+                let alive = self.members.with_reported(alive, now);
+                self.answered(seen, suspicion, &alive, batch, now);
+            }
             Err(e) => {
                 let unanswered = Unanswered {
                     by_life,

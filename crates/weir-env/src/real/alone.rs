@@ -4,8 +4,8 @@
 //! It runs as soon as it has something to do, before threads of usual priority, if the process may raise
 //! that. The thread ends with the last handle on it. Knows nothing of the work.
 use super::processors::stay_nowhere;
-use crate::Pressure;
-use crate::pressure::some_avg10;
+use crate::Instant;
+use crate::pressure::{Figures, Pressure, Recent};
 use std::io;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -33,9 +33,9 @@ pub(super) fn start(name: &str) -> io::Result<(Handle, Thread)> {
 }
 
 /// The machine's pressure. The kernel has it in memory: this waits for no disk.
-pub(super) fn pressure() -> Option<Pressure> {
-    let of = |what: &str| some_avg10(&std::fs::read_to_string(format!("/proc/pressure/{what}")).ok()?);
-    Some(Pressure { cpu: of("cpu")?, io: of("io")?, memory: of("memory")? })
+pub(super) fn pressure(recent: &Recent, now: Instant) -> Option<Pressure> {
+    let of = |what: &str| Figures::of_file(&std::fs::read_to_string(format!("/proc/pressure/{what}")).ok()?);
+    Some(recent.pressure(now, [of("cpu")?, of("io")?, of("memory")?]))
 }
 
 #[cfg(test)]

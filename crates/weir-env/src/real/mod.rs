@@ -22,6 +22,7 @@ mod timers;
 use crate::{
     BoxFuture, BufferPool, Clock, ClockSource, Env, Instant, PressureSource, Rng, RngSource, TaskHandle,
     Tasks, WallTime,
+    pressure::Recent,
     tasks::{Alone, Lane, LaneRunner, TaskRunner},
 };
 pub use actor::Actor;
@@ -119,7 +120,10 @@ pub fn env_with(config: RealConfig) -> Env {
             alone: None,
         })),
         buffers: BufferPool::new(config.buffer_cache_bytes),
-        pressure: PressureSource(Arc::new(alone::pressure)),
+        pressure: {
+            let recent = Recent::default();
+            PressureSource(Arc::new(move || alone::pressure(&recent, monotonic())))
+        },
     }
 }
 

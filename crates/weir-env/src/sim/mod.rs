@@ -314,6 +314,8 @@ impl World {
         self.with_disk(name, |disk| disk.hits)
     }
     pub fn set_disk_capacity(&self, name: &str, bytes: u64) {
+        let index = self.index_or_add(name);
+        self.0.lock().note_away(index);
         self.with_disk(name, |disk| disk.set_capacity(bytes));
     }
     /// Silently flips one bit on a node's disk.
