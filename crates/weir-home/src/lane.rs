@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use weir_env::{Actor, Clock, Env, Lane};
 use weir_proto::Error;
-use weir_watch::{Histogram, Object, Reason, WaitRecord, Watch};
+use weir_watch::{Histogram, Object, Reason, WaitGuard, WaitRecord, Watch};
 
 /// Limits for a home that is slow or hangs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,17 +51,24 @@ pub struct HomeLane {
     actor: Option<Arc<Actor>>,
 }
 
-/// Paths of calls that were given up by their callers and have not ended.
+/// Calls that were given up by their callers and have not ended.
 #[derive(Default)]
-struct Hung(Mutex<Vec<(Arc<Call>, Vec<HomePath>)>>);
+struct Hung(Mutex<Vec<Hanging>>);
+
+struct Hanging {
+    call: Arc<Call>,
+    paths: Vec<HomePath>,
+    /// It stays in the list of waits, from which an administrator learns that home hangs.
+    _wait: Option<WaitGuard>,
+}
 
 impl Hung {
-    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Call>, Vec<HomePath>)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Hanging>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn first_over(&self, paths: &[HomePath]) -> Option<HomePath> {
         let list = self.lock();
-        let mut hung = list.iter().flat_map(|(_, hung)| hung);
+        let mut hung = list.iter().flat_map(|hanging| &hanging.paths);
         hung.find(|hung| paths.iter().any(|path| path.overlaps(hung))).cloned()
     }
 }
@@ -91,6 +98,7 @@ struct Waiter {
     call: Arc<Call>,
     hung: Arc<Hung>,
     paths: Vec<HomePath>,
+    wait: Option<WaitGuard>,
 }
 
 impl Drop for Waiter {
@@ -100,7 +108,8 @@ impl Drop for Waiter {
             Phase::Waiting => *phase = Phase::Abandoned,
             Phase::Running => {
                 *phase = Phase::Hangs;
-                self.hung.lock().push((self.call.clone(), std::mem::take(&mut self.paths)));
+                let (call, paths) = (self.call.clone(), std::mem::take(&mut self.paths));
+                self.hung.lock().push(Hanging { call, paths, _wait: self.wait.take() });
             }
             Phase::Abandoned | Phase::Hangs | Phase::Ended => {}
         }
@@ -129,7 +138,7 @@ impl Drop for Runner {
     fn drop(&mut self) {
         let mut phase = self.call.phase();
         if *phase == Phase::Hangs {
-            self.hung.lock().retain(|(call, _)| !Arc::ptr_eq(call, &self.call));
+            self.hung.lock().retain(|hanging| !Arc::ptr_eq(&hanging.call, &self.call));
         }
         *phase = Phase::Ended;
     }
@@ -188,10 +197,10 @@ impl HomeLane {
         };
         let begun = self.clock.now();
         let wait = WaitRecord::new(Reason::Home, Object::NONE).doing(doing).at(&self.home);
-        let _wait = self.watch.wait_since(begun.0, wait);
+        let wait = Some(self.watch.wait_since(begun.0, wait));
         let call = Arc::new(Call(Mutex::new(Phase::Waiting)));
         let runner = Runner { call: call.clone(), hung: self.hung.clone(), _admitted: admitted };
-        let waiter = Waiter { call, hung: self.hung.clone(), paths };
+        let waiter = Waiter { call, hung: self.hung.clone(), paths, wait };
         let (tx, rx) = oneshot::channel();
         let actor = self.actor.clone();
         let started = self.lane.run(move || {
@@ -227,6 +236,29 @@ impl HomeLane {
             self.home
         )))
     }
+}
+
+/// A call at home that has not ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LongCall {
+    /// The home's URL.
+    pub home: String,
+    pub doing: &'static str,
+    pub lasted: Duration,
+}
+
+/// Homes of this process where a call has lasted for this time, each with its oldest one, also if its caller
+/// has given up.
+pub fn long_calls(watch: &Watch, after: Duration) -> Vec<LongCall> {
+    let mut found: Vec<LongCall> = Vec::new();
+    for (wait, age_ns) in watch.waits.list(watch.now_ns(), after.as_nanos() as u64) {
+        let Some(home) = wait.peer.filter(|_| wait.reason == Reason::Home) else { continue };
+        if found.iter().all(|known| *known.home != *home) {
+            let lasted = Duration::from_nanos(age_ns);
+            found.push(LongCall { home: home.to_string(), doing: wait.action, lasted });
+        }
+    }
+    found
 }
 
 fn cannot_act(actor: &Actor, e: std::io::Error) -> Fault {
@@ -267,6 +299,9 @@ mod tests {
             .await;
         assert!(is_unreachable(hanging));
         assert_eq!(lane.hung(), 1);
+        let listed = |after_ms| long_calls(&lane.watch, Duration::from_millis(after_ms));
+        assert_eq!((listed(1)[0].doing, &*listed(1)[0].home), ("write", "file:///test"));
+        assert_eq!(listed(600_000), [], "it hangs for a moment only");
         for overlapping in ["a", "a/b", "a/b/c"] {
             assert!(is_unreachable(lane.run("write", &[&path(overlapping)], || Ok(())).await));
         }
@@ -275,6 +310,7 @@ mod tests {
         while lane.hung() > 0 {
             tokio::task::yield_now().await;
         }
+        assert_eq!(listed(0), [], "it is shown as long as it hangs");
         lane.run("write", &[&path("a/b")], || Ok(())).await.unwrap();
     }
 

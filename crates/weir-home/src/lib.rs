@@ -31,7 +31,7 @@ pub use file::{FileHome, FileHomeConfig};
 pub use fingerprint::{Attrs, Expect, FINGERPRINT_ID_BYTES_MAX, Fingerprint, Make, Xattr};
 pub use home::{Found, Home, HomeLister, HomeReader, HomeSpace, HomeWriter, ListEntry, Listing, Traits};
 pub use idmap::{IdMap, NOBODY};
-pub use lane::{HomeLane, LaneLimits};
+pub use lane::{HomeLane, LaneLimits, LongCall, long_calls};
 pub use path::{HomePath, RESERVED};
 pub use s3::{KeySource, Lender, S3Home, S3HomeConfig, Token, map_status};
 pub use url::{Credentials, HomeUrl, parse_credentials};

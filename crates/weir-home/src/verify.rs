@@ -272,6 +272,9 @@ impl Verify {
         if let Some(how) = self.differs(&attr, &found) {
             return Err(Fault::Broken(Error::damaged(format!("{path} at home {how}"))));
         }
+        if path != thing.path {
+            self.require_name(thing, &path, &found).await?;
+        }
         if attr.kind != FileKind::Regular || !self.data || found.fingerprint.size == 0 {
             return Ok((0, 0));
         }
@@ -289,6 +292,28 @@ impl Verify {
             at += len;
         }
         Ok((size - unproved, unproved))
+    }
+
+    /// A file with several names is compared under the one that home got first; under each other one that is
+    /// not excluded, home must have that file, too.
+    async fn require_name(&self, thing: &Thing, known: &HomePath, found: &Found) -> Outcome<()> {
+        let is_directory = thing.kind == FileKind::Directory;
+        let one_name = !self.home.traits().hard_links || is_directory;
+        if one_name || self.patterns.excludes(&thing.path.to_slashed(), is_directory).is_some() {
+            return Ok(());
+        }
+        let path = &thing.path;
+        match self.home.stat(path).await? {
+            Some(there) if there.fingerprint == found.fingerprint => Ok(()),
+            Some(_) => {
+                let why = format!("{path} at home is another file than {known}, and one file here");
+                Err(Fault::Broken(Error::damaged(why)))
+            }
+            None => {
+                let why = format!("{path} is not at home, where this file has the name {known} only");
+                Err(Fault::Broken(Error::damaged(why)))
+            }
+        }
     }
 
     fn differs(&self, attr: &Attr, found: &Found) -> Option<String> {

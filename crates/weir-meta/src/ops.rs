@@ -35,6 +35,9 @@ pub trait Operation: Reaches {
     }
     /// Whether the reply may leave before the change is durable: it reveals nothing.
     const EARLY: bool = false;
+    /// Whether it takes space that nothing returns: on a disk that is nearly full it is refused, so that
+    /// removals, commits and ends stay possible.
+    const GROWS: bool = false;
     /// Grants leases into the reply and counts opens.
     fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>);
 }

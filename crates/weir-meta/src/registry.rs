@@ -4,7 +4,7 @@
 //! of mounts and the audit log), its kind and its function, and its grants after the commit. Kinds: `show`
 //! reads one state of the store; `change` is a transaction that happens once, by session, slot and number;
 //! `touch` is one that may be repeated; `early` is one whose reply may leave before it is durable, because
-//! that reveals nothing.
+//! that reveals nothing. `change_more` and `touch_more` are refused while the disk is nearly full.
 //!
 //! Invariant: each request that a mount may send is a row of the first list, or is in `reach`, or is one of
 //! its session (`SESSION_ONLY`); and each that names a user declares it.
@@ -62,6 +62,14 @@ macro_rules! work {
             OtherInodes::inodes(self)
         }
         work!(touch $run);
+    };
+    (touch_more $run:expr) => {
+        const GROWS: bool = true;
+        work!(touch $run);
+    };
+    (change_more $run:expr) => {
+        const GROWS: bool = true;
+        work!(change $run);
     };
     (change $run:expr) => {
         fn session(&self) -> SessionId {
@@ -173,19 +181,19 @@ operations_of_mounts! {
         g.leases.grant_append_token(g.session, r.ino);
         reply.entry.lease.kind = g.leases.kept(g.session, r.ino);
     };
-    Create as cred of name: |r| changes(r.parent), change create::create, |r, reply, g| {
+    Create as cred of name: |r| changes(r.parent), change_more create::create, |r, reply, g| {
         let regular = reply.entry.attr.kind == FileKind::Regular;
         let (read, write) = (r.open & meta_open::READ != 0, r.open & meta_open::WRITE != 0);
         g.open(&mut reply.entry, regular && read, regular && write);
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    CreateNameless as cred: |r| changes(r.parent), change create::create_nameless, |r, reply, g| {
+    CreateNameless as cred: |r| changes(r.parent), change_more create::create_nameless, |r, reply, g| {
         g.open(reply, r.open & meta_open::READ != 0, true);
         g.leases.mark_orphan(reply.attr.ino);
     };
-    LeaseNames: |r| changes(r.dir), touch births::lease_names, |r, reply, g| g.names(r.dir, reply);
+    LeaseNames: |r| changes(r.dir), touch_more births::lease_names, |r, reply, g| g.names(r.dir, reply);
     MkdirWithNames as cred of name: |r| changes(r.parent),
-        change births::mkdir_with_names, |r, reply, g| {
+        change_more births::mkdir_with_names, |r, reply, g| {
             g.new_names(&mut reply.names);
             g.directory(r.parent, &mut reply.parent_lease);
         };
@@ -193,19 +201,19 @@ operations_of_mounts! {
         r.births.iter().for_each(|born| g.born(r.dir, born));
     };
     RemoveMany as cred of_many removals: |r| changes(r.dir), change births::remove_many;
-    Mkdir as cred of name: |r| changes(r.parent), change create::mkdir, |r, reply, g| {
+    Mkdir as cred of name: |r| changes(r.parent), change_more create::mkdir, |r, reply, g| {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    Symlink as cred of name: |r| changes(r.parent), change create::symlink, |r, reply, g| {
+    Symlink as cred of name: |r| changes(r.parent), change_more create::symlink, |r, reply, g| {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    Mknod as cred of name: |r| changes(r.parent), change create::mknod, |r, reply, g| {
+    Mknod as cred of name: |r| changes(r.parent), change_more create::mknod, |r, reply, g| {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    Link as cred of name: |r| changes_both(r.parent, r.ino), change create::link, |r, reply, g| {
+    Link as cred of name: |r| changes_both(r.parent, r.ino), change_more create::link, |r, reply, g| {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
     };
@@ -224,7 +232,7 @@ operations_of_mounts! {
         }
         g.entry(reply);
     };
-    SetXattr as cred: |r| changes(r.ino), change xattr::setxattr, |r, reply, g| g.entry(reply);
+    SetXattr as cred: |r| changes(r.ino), change_more xattr::setxattr, |r, reply, g| g.entry(reply);
     RemoveXattr as cred: |r| changes(r.ino), change xattr::removexattr, |r, reply, g| g.entry(reply);
     // Times of read-only inodes are skipped (`note_access`).
     NoteAccess: |r| NOTHING, early attr::note_access;
@@ -265,18 +273,18 @@ operations_of_mounts! {
 }
 
 operations_of_others! {
-    VolumeCreate: change volume::change::create;
+    VolumeCreate: change_more volume::change::create;
     VolumeChange: change volume::change::change;
     SetWriteFloor: change volume::change::set_write_floor;
     VolumeDelete: change volume::change::delete;
-    VolumeClone: change clone::list::create;
+    VolumeClone: change_more clone::list::create;
     ScanInodes: show report::scan;
     OwnerLimit: change volume::limits::set_owner_limit;
     OwnerUsageList: show volume::limits::owner_usage;
 
     WhereAtHome: show home_place::where_at_home;
-    RelationAdd: change admin::add;
-    RelationAddWith: change admin::add_with;
+    RelationAdd: change_more admin::add;
+    RelationAddWith: change_more admin::add_with;
     RelationSet: change admin::set;
     RelationDo: change admin::change;
     RelationResolve: change admin::resolve;

@@ -22,7 +22,11 @@ use weir_rpc::Connection;
 
 /// How long a silent client keeps holdings that no other client needs: longer than a mount waits for a server
 /// by default.
-const SPARED_FOR: Duration = Duration::from_secs(15 * 60);
+pub const SPARED_FOR: Duration = Duration::from_secs(15 * 60);
+
+/// Silence that is not counted while few clients send messages, in lease terms: as long as one may answer a
+/// revoke. With the term that ends a session, 40 s.
+const FORGIVEN_TERMS_MAX: u32 = 3;
 
 /// Revokes that one client is asked to answer at the same time, the others in order after them: each may need
 /// a change of the client before its answer, and a client has this number of changes in flight.
@@ -33,7 +37,10 @@ pub struct Session {
     pub client: String,
     /// As the client reported it; empty: not reported.
     pub process: String,
+    /// The time of its last message; later if silence was forgiven.
     pub last_contact: Instant,
+    /// The silence that was forgiven since its last message, and `last_contact` after that.
+    forgiven: (Duration, Instant),
     /// The bytes that it has saved, by its last report, and the time when that grew, or it answered a revoke.
     pub saved: u64,
     pub progress: Instant,
@@ -69,6 +76,7 @@ impl Session {
             client,
             process,
             last_contact: now,
+            forgiven: (Duration::ZERO, now),
             saved: 0,
             progress: now,
             locks_on: connection.as_ref().map_or(0, Connection::id),
@@ -88,6 +96,31 @@ pub type Sessions = BTreeMap<SessionId, Session>;
 /// The sessions whose lease term ended, in order.
 pub fn expired(sessions: &Sessions, now: Instant, term: Duration) -> Vec<SessionId> {
     sessions.iter().filter(|(_, s)| now.since(s.last_contact) > term).map(|(id, _)| *id).collect()
+}
+
+/// Called at every `step` of a term. If most clients have fallen silent together, the links of the leader's
+/// machine are cut: their silence of this step does not count, for a few terms. A client that is silent
+/// while messages of others arrive could have sent some.
+pub fn forgive_common_silence(sessions: &mut Sessions, now: Instant, step: Duration, term: Duration) {
+    // Others have expired already.
+    let is_counted = |s: &Session| s.resumed && now.since(s.last_contact) <= term;
+    // A living client gives a sign of life in each third of a term.
+    let is_heard = |s: &Session| now.since(s.last_contact) <= term / 2;
+    let counted = sessions.values().filter(|s| is_counted(s)).count();
+    let heard = sessions.values().filter(|s| is_counted(s) && is_heard(s)).count();
+    if heard * 2 >= counted {
+        return;
+    }
+    for session in sessions.values_mut().filter(|s| is_counted(s) && !is_heard(s)) {
+        let before = match session.forgiven {
+            (silence, then) if then == session.last_contact => silence,
+            _ => Duration::ZERO,
+        };
+        if before < term * FORGIVEN_TERMS_MAX {
+            session.last_contact = session.last_contact + step;
+            session.forgiven = (before + step, session.last_contact);
+        }
+    }
 }
 
 /// The sessions among the `expired` that stay a while: they may have bytes that are nowhere else, and
@@ -172,4 +205,59 @@ pub fn no_session(id: SessionId) -> Error {
     Error::stale(format!(
         "session {id} does not exist (any more): it was silent for more than a lease term, or closed"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERM: Duration = Duration::from_secs(10);
+    const STEP: Duration = Duration::from_millis(2500);
+
+    /// For how many seconds sessions stay; the first `heard` of them send messages all the time.
+    fn stays(count: u64, heard: u64) -> u64 {
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let session = |_| Session::new(String::new(), String::new(), at(0), None, (Holds::nothing(), true));
+        let mut sessions: Sessions = (0..count).map(|n| (SessionId(n), session(n))).collect();
+        for tick in 1.. {
+            let now = at(2500 * tick);
+            let alive = sessions.iter_mut().filter(|(id, _)| id.0 < heard);
+            alive.for_each(|(_, session)| session.last_contact = now);
+            forgive_common_silence(&mut sessions, now, STEP, TERM);
+            let ended = expired(&sessions, now, TERM);
+            if !ended.is_empty() {
+                assert_eq!(ended.len() as u64, count - heard);
+                return now.since(at(0)).as_secs();
+            }
+        }
+        unreachable!("the silent expire")
+    }
+
+    #[test]
+    fn the_silence_of_most_is_forgiven_for_a_while() {
+        assert_eq!(stays(4, 2), 12, "half of them are heard");
+        assert_eq!(stays(4, 3), 12);
+        assert_eq!(stays(4, 1), 42);
+        assert_eq!(stays(4, 0), 42);
+        assert_eq!(stays(1, 0), 42, "no client waits for it");
+    }
+
+    #[test]
+    fn a_message_ends_what_was_forgiven() {
+        let at = |s: u64| Instant(s * 1_000_000_000);
+        let session = Session::new(String::new(), String::new(), at(0), None, (Holds::nothing(), true));
+        let mut sessions = Sessions::from([(SessionId(1), session)]);
+        let mut silent = |from: u64| {
+            (1..100).find(|n| {
+                let now = at(from) + STEP * *n;
+                forgive_common_silence(&mut sessions, now, STEP, TERM);
+                let over = !expired(&sessions, now, TERM).is_empty();
+                if over {
+                    sessions.values_mut().for_each(|s| s.last_contact = at(from + 1000));
+                }
+                over
+            })
+        };
+        assert_eq!(silent(0), silent(1000));
+    }
 }

@@ -4,6 +4,8 @@ mod access;
 #[path = "service/births.rs"]
 mod births;
 mod common;
+#[path = "service/full_disk.rs"]
+mod full_disk;
 #[path = "service/grace.rs"]
 mod grace;
 #[path = "service/overload.rs"]

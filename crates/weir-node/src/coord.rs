@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_coord::identity::{check_coordinator, write_coordinator};
+use weir_coord::standbys::attend;
 use weir_coord::store::Store;
 use weir_coord::{CoordConfig, Coordinator, Lead, lead};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_proto::Error;
-use weir_proto::condition::Condition;
+use weir_proto::condition::{Condition, NodeTrouble};
 use weir_proto::map::Role;
-use weir_rpc::{Identity, Server};
+use weir_rpc::{Identity, Server, Trust};
 
 pub struct CoordNode {
     env: Env,
@@ -73,7 +74,11 @@ pub async fn start_shared_coord(
         }
         waits(name);
     };
-    let lead = lead(env, store.clone(), &config.name, found).await?;
+    let lead = tokio::select! {
+        biased;
+        lead = lead(env, store.clone(), &config.name, found) => lead?,
+        never = attend(env, &store, &config.name) => match never {},
+    };
     known = known.or(check_coordinator(&*env.disk, dir, false).ok().flatten());
     config.term = Some(lead.term());
     let opened = Coordinator::open_shared(env.clone(), dir, known, store, config).await;
@@ -120,16 +125,27 @@ impl CoordNode {
         if self.env.clock.timeout(patience, recording).await.is_err() {
             tracing::info!("ended without the positions of all targets");
         }
-        self.audit.settle(patience).await;
+        // The next coordinator leads while this one completes its audit log.
         self.server.stop();
         if let Some(lead) = &self.lead {
             lead.resign().await;
         }
+        self.audit.settle(patience).await;
     }
 
     /// This coordinator's condition, for `weir status`.
     pub fn report(&self, name: &str, condition: Condition) {
         self.coordinator.conditions.note(name, Role::Coordinator, condition, self.env.clock.now());
+    }
+
+    /// Notes the troubles that this process finds, in the log of events.
+    pub fn note_troubles(&self, troubles: Vec<NodeTrouble>) -> BoxFuture<'_, weir_proto::Result<()>> {
+        self.coordinator.log.note(troubles)
+    }
+
+    /// This coordinator's certificate and trust for networks; absent in a cluster without certificates.
+    pub fn trust(&self) -> Option<Arc<Trust>> {
+        self.coordinator.trust()
     }
 
     /// Waits until another coordinator leads, or may lead; then this one answers no more requests, and must

@@ -23,7 +23,7 @@ pub use audit_files::audit_files;
 pub use coord::{CoordNode, start_coord, start_shared_coord};
 pub use history::keep_history;
 pub use import::import_namespace;
-pub use meta::{MetaNode, MetaPlace, start_meta};
+pub use meta::{MetaNode, MetaPlace, MetaSpace, start_meta};
 pub use relay::start_relay;
 pub use site::{Failed, Site, Step};
 pub use storage::{StoragePlace, StorageRole, start_storage};

@@ -11,12 +11,11 @@ use crate::namespace::NamespaceService;
 use crate::purge::ClusterPurge;
 use crate::site::{Failed, Site, leave};
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
-use weir_coord::decide::{JournalGroup, journal_group};
+use weir_coord::decide::{JournalGroup, file_space, journal_group};
 use weir_coord::identity::{
     MAP_FILE, NamespaceIdentity, begin_copy, check_newest_map, open_namespace, record_newest_map,
 };
@@ -33,6 +32,15 @@ use weir_proto::version::LEVEL_OF_HOLDS;
 use weir_proto::volume::Policy;
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
 use weir_rpc::{Server, Service};
+
+mod full_disk;
+mod layouts;
+mod watch_leader;
+
+use full_disk::HandingOver;
+pub use full_disk::MetaSpace;
+use layouts::layout_policy;
+use watch_leader::watch_leader;
 
 /// Interval of announces of a directory that is refused for now, of attempts to lead, and of checks of the
 /// store.
@@ -62,6 +70,7 @@ pub struct MetaNode {
     service: NamespaceService,
     gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     leads: Mutex<Option<Leads>>,
+    handing_over: Mutex<HandingOver>,
     pub server: Server,
 }
 
@@ -125,7 +134,7 @@ async fn start_meta_unboxed(
     let own = open_namespace(&*env.disk, &place.dir, &cluster.map(), &fresh, place.new)?;
     let (gate, audit) = (Gate::to_metadata(), Audit::start(env, &place.dir));
     let audited = Arc::new(Audited { service: Arc::new(gate.clone()), audit: audit.clone() });
-    let server = site.serve(env, cluster.identity(), audited).await?;
+    let server = site.serve_as_member(env, &cluster, audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (dir, gone) = (place.dir.join("kv"), place.gone);
     let (follower, led) = open(env, &cluster, &own, &dir, (place.engine, place.kept_for_copies))
@@ -134,8 +143,11 @@ async fn start_meta_unboxed(
     record_newest_map(&*env.disk, &seen, &cluster.map(), Some(&own.name))?;
     site.record_map(env, &cluster, seen, Some(own.name.clone()));
     let service = NamespaceService::new(env, &cluster, follower);
+    let watched = watch_leader(env.clone(), cluster.clone(), own.clone(), service.follower.clone());
+    env.tasks.spawn("watch the leader", watched);
     let (env, leads) = (env.clone(), Mutex::default());
-    let node = MetaNode { env, cluster, audit, own, service, gone, leads, server };
+    let handing_over = Mutex::default();
+    let node = MetaNode { env, cluster, audit, own, service, gone, leads, handing_over, server };
     match led {
         Some((namespace, engine)) => node.lead_alone(namespace, engine).await?,
         None => node.take_part(true).await.map(drop)?,
@@ -202,6 +214,7 @@ impl MetaNode {
         maps.borrow_and_update();
         // The failure of a following copy's store is only detected here.
         self.service.follower.engine().map_or(Ok(()), |engine| engine.check())?;
+        self.hand_over_if_full();
         let is_open =
             self.take_part(false).await? || journal_group_of(&self.cluster.map(), &self.own).is_some();
         let mut ended = self.leads().as_mut().and_then(|leads| leads.ended.take());
@@ -229,8 +242,14 @@ impl MetaNode {
         if why.kind == ErrorKind::Io || journal_group_of(&self.cluster.map(), &self.own).is_none() {
             return Err(why);
         }
-        tracing::warn!("this node does not lead namespace {:?} any more: {why}", self.own.name);
+        if let Some(more) = self.env.watch.line("lead ended") {
+            tracing::warn!("this node does not lead namespace {:?} any more: {why}{more}", self.own.name);
+        }
         self.leave_lead();
+        if why.kind == ErrorKind::NoSpace {
+            // At once if it is the first time: another copy may have space.
+            self.pause_until_next_lead().await;
+        }
         Ok(())
     }
 
@@ -507,73 +526,16 @@ fn journal_group_of(
     Some((entry.id, journal_group(map, entry.id)?))
 }
 
-/// How full the targets are, in payload bytes: without redundancy.
+/// How full the cluster is for new files, in payload bytes: without redundancy.
 fn space_of_targets(cluster: Cluster) -> impl Fn() -> BoxFuture<'static, Option<Level>> {
     move || {
         let cluster = cluster.clone();
         Box::pin(async move {
             let status = cluster.status().await.ok()?;
-            let scheme = status.map.settings.scheme;
-            let payload =
-                |raw: u64| (u128::from(raw) * u128::from(scheme.data) / scheme.width() as u128) as u64;
-            // Of several reports of a target the newest counts.
-            let newest: BTreeMap<_, _> =
-                status.targets.iter().map(|r| (r.target, (r.capacity, r.used))).collect();
-            let (capacity, used) = newest.values().fold((0, 0), |sum, r| (sum.0 + r.0, sum.1 + r.1));
-            (capacity > 0).then(|| Level { capacity: payload(capacity), used: payload(used) })
+            let space = file_space(&status.map, &status.targets, None, None);
+            // Without enough targets that are up, nothing is known: eviction would not help.
+            let is_known = space.free > 0 || space.refuses;
+            (is_known && space.capacity() > 0).then(|| Level { capacity: space.capacity(), used: space.used })
         })
     }
-}
-
-/// Layouts that are remembered: one for each policy of volumes.
-const POLICIES_MAX: usize = 64;
-
-/// Results computed for one version of the map.
-#[derive(Default)]
-struct KnownLayouts {
-    version: u64,
-    layouts: Vec<(Policy, LayoutPolicy)>,
-    /// Policies whose placement groups were requested from the coordinator.
-    asked: Vec<Policy>,
-}
-
-/// The layout of new files: computed once for each map and policy, as every create needs it. A missing set of
-/// placement groups for a volume's scheme is requested: its files can be written as soon as the map has them.
-fn layout_policy(env: Env, cluster: Cluster) -> impl Fn(&Policy) -> Option<LayoutPolicy> {
-    let known: Mutex<KnownLayouts> = Mutex::default();
-    move |policy| {
-        let map = cluster.map();
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.version != map.version || known.layouts.len() > POLICIES_MAX {
-            *known = KnownLayouts { version: map.version, ..KnownLayouts::default() };
-        }
-        if let Some((_, layout)) = known.layouts.iter().find(|(of, _)| of == policy) {
-            return Some(*layout);
-        }
-        let Ok(layout) = weir_coord::layout_in(&map, policy.scheme, policy.pool.as_deref(), 0) else {
-            let is_new = known.asked.len() < POLICIES_MAX && !known.asked.contains(policy);
-            if let (true, Some(scheme)) = (is_new, policy.scheme.filter(|s| *s != map.settings.scheme)) {
-                known.asked.push(policy.clone());
-                ask_for_groups(&env, cluster.clone(), policy.pool.clone(), scheme);
-            }
-            return None;
-        };
-        let layout = LayoutPolicy {
-            scheme: layout.scheme,
-            cell_shift: layout.cell_shift,
-            first_pg: layout.first_pg,
-            pg_count: layout.pg_count,
-        };
-        known.layouts.push((policy.clone(), layout));
-        Some(layout)
-    }
-}
-
-/// Groups of the scheme for new files are made automatically.
-fn ask_for_groups(env: &Env, cluster: Cluster, pool: Option<String>, scheme: Scheme) {
-    env.tasks.spawn("ask for placement groups", async move {
-        if let Err(e) = cluster.make_groups(pool, scheme).await {
-            tracing::warn!("a volume's files cannot be written yet: {e}");
-        }
-    });
 }

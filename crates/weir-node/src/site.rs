@@ -60,6 +60,18 @@ impl Site {
         env.tasks.spawn("record the newest cluster map", recording);
     }
 
+    /// Serves the addresses of a storage or metadata node, which passes connections on to metadata servers.
+    pub(crate) async fn serve_as_member(
+        &self,
+        env: &Env,
+        cluster: &Cluster,
+        service: Arc<dyn Service>,
+    ) -> std::result::Result<Server, Failed> {
+        let server = self.serve(env, cluster.identity(), service).await?;
+        server.pass_on(cluster.destinations());
+        Ok(server)
+    }
+
     pub(crate) async fn serve(
         &self,
         env: &Env,

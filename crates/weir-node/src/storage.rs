@@ -76,7 +76,7 @@ async fn start_storage_unboxed(
         site.record_map(env, &cluster, seen, None);
     }
     let gate = Arc::new(Gate::default());
-    let server = site.serve(env, cluster.identity(), gate.clone()).await?;
+    let server = site.serve_as_member(env, &cluster, gate.clone()).await?;
     let opened: Arc<OnceLock<Arc<StorageNode>>> = Arc::default();
     // Targets with a number are opened before the node is announced to the cluster; a new target gets its
     // number by joining.
@@ -107,6 +107,13 @@ impl StorageRole {
     /// Seals, repairs, scrubs, reports, while it is polled.
     pub fn work(&self) -> impl Future<Output = ()> + Send + use<> {
         self.storage.clone().run()
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+    pub fn node(&self) -> &Arc<StorageNode> {
+        &self.storage
     }
 
     /// Ends in an orderly way.
@@ -183,7 +190,8 @@ fn announced_targets(
     let capacity = |t: &Begun| {
         let known = cluster.target_of(t.identity.disk);
         let report = opened.iter().find(|report| Some(report.target) == known);
-        let free = env.disk.space(&t.dir).map_or(0, |space| space.free);
+        let space = env.disk.space(&t.dir).unwrap_or_default();
+        let free = weir_store::slab::available(space, Geometry::for_disk(space.total).step_bytes);
         report.map_or_else(|| sharing.capacity(&t.dir, free, free), |report| report.capacity)
     };
     let announced = |t: &Begun| AnnouncedTarget {
@@ -204,7 +212,8 @@ fn reports(env: &Env, sharing: Sharing, opened: Arc<OnceLock<Arc<StorageNode>>>)
         for report in &mut reports {
             let space = storage.dir_of(report.target).map(|dir| (dir, env.disk.space(dir)));
             if let Some((dir, Ok(space))) = space {
-                report.capacity = sharing.capacity(dir, report.capacity, space.free);
+                let free = storage.available_of(report.target, space);
+                report.capacity = sharing.capacity(dir, report.capacity, free);
             }
         }
         reports
@@ -227,7 +236,8 @@ async fn open_node(
         let id = cluster.target_of(target.identity.disk).ok_or_else(|| {
             Error::not_found(format!("the cluster map does not list the target in {}", target.dir.display()))
         })?;
-        let config = TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::DEFAULT };
+        let space = env.disk.space(&target.dir).unwrap_or_default();
+        let config = TargetConfig { id, dir: target.dir.clone(), geometry: Geometry::for_disk(space.total) };
         configs.push((config, target.index.clone()));
     }
     let storage = StorageNode::open_over(env.clone(), configs, Arc::new(cluster.clone())).await?;

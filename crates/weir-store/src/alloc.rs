@@ -12,6 +12,9 @@ use weir_proto::{Error, Result};
 /// Granularity of space; the alignment that direct I/O asks for.
 pub const UNIT_BYTES: u32 = 4096;
 
+/// The least number of steps of a target's file system, as far as the least step allows.
+const STEPS_MIN: u64 = 64;
+
 /// A range of a target's space. `len` 0: nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Extent {
@@ -34,6 +37,14 @@ impl Geometry {
     pub const DEFAULT: Geometry = Geometry { slab_bytes: 1 << 30, step_bytes: 32 << 20 };
     /// The least step: the largest payload of one message must fit.
     pub const STEP_BYTES_MIN: u64 = weir_proto::data::PAYLOAD_MAX as u64;
+
+    /// For a new target on a file system of this size: a step that is too large for what is left there is
+    /// lost, so it is at most this part of it.
+    pub fn for_disk(total_bytes: u64) -> Geometry {
+        let wanted = (total_bytes / STEPS_MIN).max(1);
+        let step_bytes = (1u64 << wanted.ilog2()).clamp(Self::STEP_BYTES_MIN, Self::DEFAULT.step_bytes);
+        Geometry { slab_bytes: Self::DEFAULT.slab_bytes / Self::DEFAULT.step_bytes * step_bytes, step_bytes }
+    }
 
     pub fn check(self) -> Result<Geometry> {
         let unit = u64::from(UNIT_BYTES);
@@ -120,6 +131,11 @@ impl FreeMap {
         }
         map.close_step(cursor);
         Ok(map)
+    }
+
+    /// Whether a free range holds `len` bytes.
+    pub fn has(&self, len: u32) -> bool {
+        self.by_len.range((len, 0)..).next().is_some()
     }
 
     /// The smallest free range that holds `len` bytes, the lowest of those.
@@ -231,6 +247,16 @@ impl FreeMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_follow_the_size_of_the_disk() {
+        let step = |total| Geometry::for_disk(total).check().unwrap().step_bytes;
+        let (mib, gib) = (1 << 20, 1 << 30);
+        assert_eq!([0, 99 * mib, 512 * mib].map(step), [8 * mib; 3]);
+        assert_eq!([gib - 1, gib, 2 * gib - 1].map(step), [8 * mib, 16 * mib, 16 * mib]);
+        assert_eq!([2 * gib, 31 * gib, 1 << 44].map(step), [32 * mib; 3]);
+        assert_eq!(Geometry::for_disk(1 << 40), Geometry::DEFAULT);
+    }
     use proptest::prelude::*;
 
     const SMALL: Geometry = Geometry { slab_bytes: 32 << 20, step_bytes: 8 << 20 };

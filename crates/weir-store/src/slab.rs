@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
-use weir_env::{Buf, BufferPool, Disk, File, OpenMode, Tasks};
+use weir_env::{Buf, BufferPool, Disk, File, OpenMode, Space, Tasks};
 use weir_kv::CommitSeq;
 use weir_proto::{Error, Result, TargetId};
 use weir_watch::Watch;
@@ -28,6 +28,16 @@ const IDLE_STEPS_KEPT: usize = 2;
 const RESERVE_BYTES: u64 = 64 << 20;
 /// This part of the file system is not for new data: repairs of lost targets and seals use it.
 const UPKEEP_SHARE: u64 = 100;
+
+/// The bytes of a file system that steps of this size could take for new data.
+pub fn available(space: Space, step_bytes: u64) -> u64 {
+    let kept = reserve(space) + space.total / UPKEEP_SHARE;
+    space.free.saturating_sub(kept) / step_bytes * step_bytes
+}
+
+fn reserve(space: Space) -> u64 {
+    RESERVE_BYTES.min(space.total / 16)
+}
 
 /// Purpose for which space is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +58,8 @@ pub struct Slabs {
     stepping: Mutex<()>,
     /// Never held during disk work: heartbeats read it.
     space: Mutex<SpaceState>,
+    /// The file system refused a step although more than that was free: the bytes free then, and the error.
+    not_grown: Mutex<Option<(u64, Error)>>,
     /// None: nothing is counted.
     traffic: Option<Arc<Traffic>>,
 }
@@ -152,6 +164,7 @@ impl Slabs {
             read_frequency: Mutex::default(),
             traffic: None,
             stepping: Mutex::default(),
+            not_grown: Mutex::default(),
             space: Mutex::new(SpaceState {
                 map,
                 dropped: VecDeque::new(),
@@ -276,7 +289,11 @@ impl Slabs {
     /// Bytes in extents, and bytes taken from the file system that are in none.
     pub fn usage(&self) -> (u64, u64) {
         let space = lock(&self.space);
-        (space.map.used_bytes() - space.dropped_bytes, space.map.free_bytes() + space.dropped_bytes)
+        let used = space.map.used_bytes() - space.dropped_bytes;
+        if let Some(traffic) = &self.traffic {
+            traffic.note_used(used);
+        }
+        (used, space.map.free_bytes() + space.dropped_bytes)
     }
 
     fn take(&self, len: u32, durable: CommitSeq, purpose: Purpose) -> Result<Extent> {
@@ -302,8 +319,7 @@ impl Slabs {
     pub fn check_space(&self, len: u32, durable: CommitSeq) -> Result<()> {
         let mut space = lock(&self.space);
         space.reclaim(durable);
-        if let Some(extent) = space.map.take(round_up(len)) {
-            space.map.free(extent);
+        if space.map.has(round_up(len)) {
             return Ok(());
         }
         let step = space.map.next_step();
@@ -311,18 +327,37 @@ impl Slabs {
         self.may_grow(step * self.geometry.step_bytes, Purpose::NewData)
     }
 
+    /// Why new data of this length is refused now; none: it is not.
+    pub fn refusal(&self, len: u32, durable: CommitSeq) -> Option<Error> {
+        let refused = self.check_space(len, durable);
+        if let Some((free, why)) = &*lock(&self.not_grown) {
+            let space = self.disk.space(&self.dir).unwrap_or_default();
+            let fits = lock(&self.space).map.has(round_up(len));
+            if !fits && space.free <= *free {
+                return Some(why.clone());
+            }
+        }
+        refused.err()
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
     fn grow(&self, step: u64, purpose: Purpose) -> Result<()> {
         let at = step * self.geometry.step_bytes;
         self.may_grow(at, purpose)?;
         let slab = self.slab(self.geometry.slab_of(at), true)?;
-        slab.file
-            .allocate(self.geometry.offset_in_slab(at), self.geometry.step_bytes)
-            .map_err(|e| self.error("take space for", at, &e))
+        let taken = slab.file.allocate(self.geometry.offset_in_slab(at), self.geometry.step_bytes);
+        let taken = taken.map_err(|e| self.error("take space for", at, &e));
+        let free = self.disk.space(&self.dir).unwrap_or_default().free;
+        *lock(&self.not_grown) = taken.as_ref().err().map(|why| (free, why.clone()));
+        taken
     }
 
     fn may_grow(&self, at: u64, purpose: Purpose) -> Result<()> {
         let space = self.disk.space(&self.dir).map_err(|e| self.error("ask the free space of", at, &e))?;
-        let (step_bytes, reserve) = (self.geometry.step_bytes, RESERVE_BYTES.min(space.total / 16));
+        let (step_bytes, reserve) = (self.geometry.step_bytes, reserve(space));
         if space.free < step_bytes + reserve {
             let (dir, free) = (self.dir.display(), space.free);
             return Err(Error::no_space(format!(

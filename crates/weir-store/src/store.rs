@@ -13,7 +13,7 @@ use crate::format::*;
 use crate::lookup;
 use crate::read::{BadBlock, Plan};
 use crate::recent_map::RecentMap;
-use crate::slab::{Purpose, Slabs};
+use crate::slab::{Purpose, Slabs, available};
 use crate::spill::Spill;
 use crate::stall::{DiskWatch, UnderWay};
 use bytes::Bytes;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use weir_env::{BufferPool, Env, File, OpenMode, Pace};
+use weir_env::{BufferPool, Env, File, OpenMode, Pace, Space};
 use weir_kv::{CommitSeq, Scan, SharedKv, Txn};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
@@ -236,7 +236,8 @@ impl Store {
         TargetReport {
             target: self.target,
             failed: self.failed.get().is_some(),
-            capacity: used + idle + space.free,
+            // What new data can take: the last bytes of a file system are for the index and for repairs.
+            capacity: used + idle + self.available(space),
             used,
             under_replicated_cells: count(&self.counters.under_replicated_cells),
             damaged_blocks: self.persisted(DAMAGED_COUNT),
@@ -255,6 +256,14 @@ impl Store {
             oldest_ms: ms(self.disk.oldest()),
             ..TargetLife::default()
         }
+    }
+    /// The bytes of its file system that new data could take.
+    pub fn available(&self, space: Space) -> u64 {
+        available(space, self.slabs.geometry().step_bytes)
+    }
+    /// Why new data is refused now for want of space; none: it is not.
+    pub fn refusal(&self, len: u32) -> Option<Error> {
+        self.slabs.refusal(len, self.kv.durable())
     }
     /// Refuses as a write of new data would.
     pub fn check_space(&self, len: u32) -> Result<()> {

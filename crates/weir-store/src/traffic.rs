@@ -1,6 +1,6 @@
-//! Traffic of a target's slabs: bytes and time of reads, writes and syncs.
+//! Traffic of a target's slabs: bytes and time of reads, writes and syncs; and the space in use.
 use weir_proto::TargetId;
-use weir_watch::{Counter, Histogram, Watch};
+use weir_watch::{Counter, Gauge, Histogram, Watch};
 
 /// Counters of one target.
 pub struct Traffic {
@@ -10,6 +10,7 @@ pub struct Traffic {
     write_bytes: Counter,
     write_seconds: Histogram,
     sync_seconds: Histogram,
+    used: Gauge,
 }
 
 impl Traffic {
@@ -22,8 +23,13 @@ impl Traffic {
             write_bytes: watch.counter("weir_store_write_bytes_total", label),
             write_seconds: watch.histogram("weir_store_write_seconds", label),
             sync_seconds: watch.histogram("weir_store_sync_seconds", label),
+            used: watch.gauge("weir_target_used_bytes", label),
             watch: watch.clone(),
         }
+    }
+    /// Space in use, as it is reported.
+    pub fn note_used(&self, bytes: u64) {
+        self.used.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
     pub fn read<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
         self.read_bytes.add(bytes as u64);

@@ -19,6 +19,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Read},
     ops::Range,
+    time::Duration,
 };
 use ureq::{
     Agent, Body, SendBody,
@@ -34,6 +35,11 @@ use weir_proto::{
 const READ_BYTES_MAX: usize = 8 << 20;
 /// A listing of 1,000 keys of 1 KiB, with some margin.
 const XML_BYTES_MAX: u64 = 8 << 20;
+
+/// Before each repetition of a request that a busy service refused; together short beside a call's deadline.
+const BUSY_PAUSES_MS: [u64; 5] = [20, 50, 100, 250, 500];
+/// S3 refuses requests of clocks that differ by 15 minutes; a little less, as the answer took some time.
+const SKEW_REFUSED_S: u64 = 890;
 
 pub(super) struct Client {
     bucket: Bucket,
@@ -61,6 +67,10 @@ impl Failure {
     pub(super) fn is_condition(&self) -> bool {
         matches!(self, Failure::Said(412, ..))
     }
+    /// The service had too much to do, and did nothing.
+    fn is_busy(&self) -> bool {
+        matches!(self, Failure::Said(429 | 503, ..))
+    }
     pub(super) fn fault(self, doing: &str, path: &HomePath) -> Fault {
         let (kind, error, remedy, what) = match &self {
             Failure::Said(status, code, message) => {
@@ -77,6 +87,28 @@ impl Failure {
             Error { kind: error, context: format!("{doing} {path} at home: {what}: {remedy}") },
         )
     }
+}
+
+/// The meaning of a refusal that has no document, as those of HEAD: a wrong clock is known by the time of the
+/// answer. `ahead_s`: of the service's clock.
+fn refused_without_words(ahead_s: i64) -> Failure {
+    let (code, message) = match ahead_s.unsigned_abs() {
+        0..SKEW_REFUSED_S => (String::new(), String::new()),
+        s => {
+            let which = if ahead_s > 0 { "ahead of" } else { "behind" };
+            (
+                "RequestTimeTooSkewed".to_owned(),
+                format!("the service's clock is {s} s {which} this machine's"),
+            )
+        }
+    };
+    Failure::Said(403, code, message)
+}
+
+/// On a thread of the home.
+#[allow(clippy::disallowed_methods, reason = "the calling thread exists for blocking requests only")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
 }
 
 /// Codes of keys that were valid and are not any more.
@@ -206,7 +238,21 @@ impl Client {
         Ok(Client { bucket, keys, agent, clock, buffers, expires_s })
     }
 
+    /// A service that refuses a request because it has too much to do has done nothing: it is asked again a
+    /// few times, or a home that refuses a part of the requests would make no progress with work that needs
+    /// several.
     fn send(&self, method: Method, key: Option<&str>, ask: Ask<'_>) -> Answer<Response<Body>> {
+        let mut pauses = BUSY_PAUSES_MS.iter();
+        loop {
+            let answer = self.send_once(method, key, &ask);
+            match (&answer, pauses.next()) {
+                (Err(failure), Some(ms)) if failure.is_busy() => pause(Duration::from_millis(*ms)),
+                _ => return answer,
+            }
+        }
+    }
+
+    fn send_once(&self, method: Method, key: Option<&str>, ask: &Ask<'_>) -> Answer<Response<Body>> {
         let url = key.map_or_else(|| self.bucket.base_url().clone(), |key| self.bucket.object_url(key));
         let silent = |e: &dyn std::fmt::Display| Failure::Silent(e.to_string());
         let now = jiff::Timestamp::from_nanosecond(self.clock.wall().0.into()).map_err(|e| silent(&e))?;
@@ -247,7 +293,13 @@ impl Client {
         if answer.status().is_success() {
             return Ok(answer);
         }
-        let failure = said(answer);
+        let at_service = header(&answer, "date").and_then(|text| jiff::fmt::rfc2822::parse(text).ok());
+        let failure = match (said(answer), at_service) {
+            (Failure::Said(403, code, _), Some(there)) if code.is_empty() => {
+                refused_without_words(there.timestamp().as_second() - now.as_second())
+            }
+            (failure, _) => failure,
+        };
         if matches!(&failure, Failure::Said(_, code, _) if has_ended(code)) {
             self.keys.are_refused();
         }
@@ -582,8 +634,8 @@ mod tests {
         }
     }
 
-    /// A service that gives this answer to each request.
-    fn answering(answer: &'static str) -> (Client, std::thread::JoinHandle<()>) {
+    /// A client of a service of the test.
+    fn client() -> (std::net::TcpListener, Client) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let keys = Credentials { access_key: "k".into(), secret_key: "s".into(), token: None };
@@ -602,7 +654,12 @@ mod tests {
             copy_bytes_max: S3HomeConfig::COPY_BYTES_MAX,
         };
         let env = weir_env::real::env();
-        let client = Client::new(&config, env.clock.clone(), env.buffers.clone()).unwrap();
+        (listener, Client::new(&config, env.clock.clone(), env.buffers.clone()).unwrap())
+    }
+
+    /// A service that gives this answer to each request.
+    fn answering(answer: &'static str) -> (Client, std::thread::JoinHandle<()>) {
+        let (listener, client) = client();
         let service = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut request = Vec::new();
@@ -638,6 +695,69 @@ mod tests {
         }
         let key = "<CompleteMultipartUploadResult><Key>&lt;Error>&lt;Code>x&lt;/Code></Key></CompleteMultipartUploadResult>";
         end(key).unwrap();
+    }
+
+    /// A service that gives these answers, one to each connection; and the requests that it got.
+    fn answering_each(answers: Vec<String>) -> (Client, std::thread::JoinHandle<usize>) {
+        let (listener, client) = client();
+        let service = std::thread::spawn(move || {
+            let mut count = 0;
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let (mut request, mut buf) = (Vec::new(), [0; 4096]);
+                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                    let n = stream.read(&mut buf).unwrap();
+                    assert!(n > 0, "the request is incomplete");
+                    request.extend_from_slice(&buf[..n]);
+                }
+                io::Write::write_all(&mut stream, answer.as_bytes()).unwrap();
+                count += 1;
+            }
+            count
+        });
+        (client, service)
+    }
+
+    #[test]
+    fn a_service_that_refuses_every_second_request_makes_progress() {
+        let busy = "HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let missing = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let answers = [busy, missing].iter().cycle().take(8).map(|text| (*text).to_owned()).collect();
+        let (client, service) = answering_each(answers);
+        for _ in 0..4 {
+            assert!(client.head("k").unwrap().is_none());
+        }
+        assert_eq!(service.join().unwrap(), 8);
+        // One that is always busy is an error after a few tries.
+        let (client, service) = answering_each(vec![busy.to_owned(); BUSY_PAUSES_MS.len() + 1]);
+        assert!(matches!(client.head("k"), Err(Failure::Said(503, ..))));
+        assert_eq!(service.join().unwrap(), BUSY_PAUSES_MS.len() + 1);
+    }
+
+    #[test]
+    fn a_wrong_clock_is_named_also_where_the_answer_has_no_words() {
+        let refused = |date: &str| {
+            let answer = format!(
+                "HTTP/1.1 403 Forbidden\r\ndate: {date}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            );
+            let (client, service) = answering_each(vec![answer]);
+            let failure = client.head("k").err().unwrap();
+            service.join().unwrap();
+            failure.fault("read", &HomePath::root()).to_string()
+        };
+        let old = refused("Mon, 01 Jan 2001 00:00:00 GMT");
+        assert!(
+            old.contains("s behind this machine's") && old.contains("set the clock of this machine"),
+            "{old}"
+        );
+        let now = weir_env::real::env().clock.wall().0;
+        let now = jiff::Timestamp::from_nanosecond(now.into()).unwrap();
+        let right =
+            refused(&jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).unwrap());
+        assert!(right.contains("check the access key"), "{right}");
+        let Failure::Said(_, code, message) = refused_without_words(1000) else { panic!("it is an answer") };
+        assert_eq!(code, "RequestTimeTooSkewed");
+        assert_eq!(message, "the service's clock is 1000 s ahead of this machine's");
     }
 
     #[test]

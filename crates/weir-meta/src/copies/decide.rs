@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_coord::decide::JournalGroup;
-use weir_env::Instant;
+use weir_env::{Backoff, Instant};
 use weir_kv::CommitSeq;
 use weir_kv::epochs::{Epochs, Shared};
 use weir_proto::map::MemberState;
@@ -80,6 +80,57 @@ impl Promise {
     }
     pub fn until(&self) -> Instant {
         self.until
+    }
+}
+
+/// A follower's measure of its leader's silence. Time in which its own process did not run does not count:
+/// it would have received nothing from any leader.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Silence {
+    epoch: Epoch,
+    requests: u64,
+    /// How long the leader was followed until its last request.
+    followed: Duration,
+    silent: Duration,
+    reported: u32,
+    /// The silence that is reported next.
+    due: Duration,
+    ticked: Option<Instant>,
+}
+
+/// Interval of [`Silence::tick`].
+pub const SILENCE_TICK: Duration = Duration::from_millis(100);
+/// A leader asks each copy four times in its right's term: it was stopped, or has died.
+const SILENT: Duration = Duration::from_millis(1_500);
+/// Until a coordinator leads that knows of it.
+const REPORT_AGAIN: Backoff = Backoff { first: Duration::from_millis(400), max: Duration::from_secs(1) };
+/// A leader that was followed for less is left to the coordinator: on a machine with too much to do, the lead
+/// must not go from one copy to the next.
+const FOLLOWED_MIN: Duration = Duration::from_secs(10);
+
+impl Silence {
+    /// `followed`: the leader's epoch, and the number of its requests so far. Returns the silence that is to
+    /// be reported now: at first, and in growing intervals.
+    pub fn tick(&mut self, now: Instant, (epoch, requests): (Epoch, u64)) -> Option<Duration> {
+        let passed = self.ticked.map_or(Duration::ZERO, |before| now.since(before).min(2 * SILENCE_TICK));
+        if epoch != self.epoch {
+            *self = Silence { epoch, requests, ticked: Some(now), ..Silence::default() };
+            return None;
+        }
+        self.ticked = Some(now);
+        if requests != self.requests {
+            let followed = self.followed + self.silent + passed;
+            let (epoch, ticked) = (self.epoch, self.ticked);
+            *self = Silence { epoch, requests, followed, ticked, ..Silence::default() };
+            return None;
+        }
+        self.silent += passed;
+        if self.followed < FOLLOWED_MIN || self.silent < self.due.max(SILENT) {
+            return None;
+        }
+        self.due = self.silent + REPORT_AGAIN.pause(self.reported, 0);
+        self.reported += 1;
+        Some(self.silent)
     }
 }
 
@@ -209,5 +260,41 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
             other.state = CopyState::SaidCaughtUp;
         }
         caught_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_is_silent_while_its_copy_runs_and_gets_nothing() {
+        const NONE: [u64; 0] = [];
+        let (mut silence, mut now, mut requests) = (Silence::default(), Instant(0), 0);
+        let mut run = |silence: &mut Silence, ticks: u32, asks: bool, epoch: u64| -> Vec<u64> {
+            let mut reported = Vec::new();
+            for _ in 0..ticks {
+                now = now + SILENCE_TICK;
+                requests += u64::from(asks);
+                let due = silence.tick(now, (Epoch(epoch), requests));
+                reported.extend(due.map(|silent| silent.as_millis() as u64));
+            }
+            reported
+        };
+        assert_eq!(run(&mut silence, 200, true, 7), NONE);
+        // At first, and in growing intervals.
+        assert_eq!(run(&mut silence, 60, false, 7), [1500, 1900, 2700, 3700, 4700, 5700]);
+        assert_eq!(run(&mut silence, 1, true, 7), NONE);
+        assert_eq!(run(&mut silence, 14, false, 7), NONE, "it has asked");
+        assert_eq!(run(&mut silence, 1, true, 7), NONE);
+        // Another leader is left to the coordinator at first.
+        assert_eq!(run(&mut silence, 50, true, 8), NONE);
+        assert_eq!(run(&mut silence, 100, false, 8), NONE);
+        assert_eq!(run(&mut silence, 100, true, 8), NONE);
+        assert_eq!(run(&mut silence, 15, false, 8), [1500]);
+        // This process did not run: a stopped one has received nothing from a leader that is well.
+        assert_eq!(run(&mut silence, 1, true, 8), NONE);
+        now = now + Duration::from_secs(60);
+        assert_eq!(silence.tick(now, (Epoch(8), requests)), None);
     }
 }

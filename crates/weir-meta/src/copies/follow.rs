@@ -7,7 +7,7 @@ use super::decide::Promise;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use weir_env::{BoxFuture, Env};
+use weir_env::{Backoff, BoxFuture, Env};
 use weir_kv::epochs::Epochs;
 use weir_kv::{CommitSeq, Engine, EngineConfig, Entry, Import, Kv};
 use weir_proto::copies::{
@@ -19,6 +19,9 @@ use weir_rpc::{Call, Connection, Handled, Reply};
 
 /// The leader reads a part of its state from its disk.
 const FETCH_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Pauses after a fetch that failed: a disk that is full does not get space in a moment.
+const FETCH_AGAIN: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(10) };
 
 /// More records than this are applied by a thread of their own: they take longer than a thread switch.
 const RECORDS_HERE_MAX: usize = 64;
@@ -39,7 +42,11 @@ struct Copy {
     /// None: the whole state has to be fetched, or is being fetched.
     engine: Option<Arc<Engine>>,
     fetching: bool,
+    /// In succession.
+    failed_fetches: u32,
     promise: Promise,
+    /// The leader's epoch, and how many of its requests were answered under it.
+    followed: (Epoch, u64),
 }
 
 impl Follower {
@@ -55,7 +62,8 @@ impl Follower {
             false => Some(Engine::open(env, dir, config).await?),
         };
         let promise = Promise::at_start(env.clock.now());
-        let copy = Mutex::new(Copy { engine, fetching: false, promise });
+        let followed = (Epoch(0), 0);
+        let copy = Mutex::new(Copy { engine, fetching: false, failed_fetches: 0, promise, followed });
         let (env, dir) = (env.clone(), dir.to_path_buf());
         Ok(Follower(Arc::new(Inner { env, dir, config, namespace, copy })))
     }
@@ -69,7 +77,8 @@ impl Follower {
         engine: Arc<Engine>,
     ) -> Follower {
         // It never was a follower, in any run: it has promised nothing.
-        let copy = Copy { engine: Some(engine), fetching: false, promise: Promise::default() };
+        let (promise, followed) = (Promise::default(), (Epoch(0), 0));
+        let copy = Copy { engine: Some(engine), fetching: false, failed_fetches: 0, promise, followed };
         let (env, dir) = (env.clone(), dir.to_path_buf());
         Follower(Arc::new(Inner { env, dir, config, namespace, copy: Mutex::new(copy) }))
     }
@@ -92,6 +101,11 @@ impl Follower {
     /// Its promises to leaders until now.
     pub fn promise(&self) -> Promise {
         self.0.copy().promise
+    }
+
+    /// The epoch of the leader that it follows, and how many of its requests were answered.
+    pub fn followed(&self) -> (Epoch, u64) {
+        self.0.copy().followed
     }
 
     /// Answers a leader's requests. None: it is another request.
@@ -155,8 +169,18 @@ impl Inner {
             let (inner, epoch) = (self.clone(), asked.epoch);
             self.env.tasks.spawn("journal-fetch", async move {
                 let fetched = inner.fetch(epoch, &leader).await;
+                let failures = match &fetched {
+                    Ok(()) => 0,
+                    Err(_) => inner.copy().failed_fetches + 1,
+                };
+                inner.copy().failed_fetches = failures;
                 if let Err(error) = &fetched {
-                    tracing::warn!(%error, "the state of the namespace cannot be fetched now");
+                    if let Some(more) = inner.env.watch.line("state not fetched") {
+                        tracing::warn!("the state of the namespace cannot be fetched now: {error}{more}");
+                    }
+                    // The leader asks for it many times a second.
+                    let pause = FETCH_AGAIN.pause(failures - 1, inner.env.rng.below(1 << 16));
+                    inner.env.clock.sleep(pause).await;
                 }
                 inner.copy().fetching = false;
             });
@@ -235,6 +259,8 @@ impl Inner {
             return Err(Error::stale(format!("the leader of {epoch} asks, and {known} is known")));
         }
         copy.promise.renew(self.env.clock.now());
+        let (followed, requests) = copy.followed;
+        copy.followed = (epoch, if followed == epoch { requests + 1 } else { 1 });
         Ok(Reply::new(&JournalKept { kept: kept.0 }))
     }
 }

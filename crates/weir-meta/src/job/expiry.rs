@@ -26,12 +26,15 @@ pub async fn run(leader: Arc<Leader>) -> Error {
             state.note_stall(now, leader.term());
             continue;
         }
+        state.wait_for_first_client(now, leader.term());
+        session::forgive_common_silence(&mut state.sessions, now, step, leader.term());
         if state.grace.until.is_some_and(|until| now >= until) {
             let late: Vec<_> = state.sessions.iter().filter(|(_, s)| !s.resumed).map(|(id, _)| *id).collect();
             for id in late {
                 leader.report(leader.end_session(&mut state, id, "it did not return after the restart"));
             }
         }
+        leader.report(leader.record_ends(&mut state));
         leader.report(leader.forget_old_holds(&mut state));
         if state.grace.until.is_none() {
             for id in session::expired(&state.sessions, now, leader.term()) {

@@ -17,8 +17,9 @@ use crate::leader::Leader;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
-use weir_env::BoxFuture;
-use weir_proto::Error;
+use std::time::Duration;
+use weir_env::{Backoff, BoxFuture, Retry};
+use weir_proto::{Error, ErrorKind};
 
 /// Starts a job.
 type Job = fn(Arc<Leader>) -> BoxFuture<'static, Error>;
@@ -37,9 +38,25 @@ const ALL: &[Job] = &[
     |leader| Box::pin(clones::run(leader)),
 ];
 
+/// The pauses of a job that could not record its work because the disk is full.
+const FULL: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
+
+/// Begins the job again if it ended because the disk is full: the lead need not end, others are served.
+async fn keep(job: &Job, leader: &Arc<Leader>) -> Error {
+    let mut pauses = Retry::jittered(&leader.env, FULL, leader.env.clock.now());
+    loop {
+        let ended = job(leader.clone()).await;
+        if ended.kind != ErrorKind::NoSpace {
+            return ended;
+        }
+        leader.warn_of_full_disk(&ended);
+        leader.env.clock.sleep(pauses.next_pause()).await;
+    }
+}
+
 /// Runs all of them until one ends.
 pub async fn run_all(leader: &Arc<Leader>) -> Error {
-    let mut jobs: Vec<_> = ALL.iter().map(|job| job(leader.clone())).collect();
+    let mut jobs: Vec<_> = ALL.iter().map(|job| Box::pin(keep(job, leader))).collect();
     poll_fn(|cx| {
         let ended = jobs.iter_mut().find_map(|job| match job.as_mut().poll(cx) {
             Poll::Ready(e) => Some(e),

@@ -2,6 +2,7 @@
 //!
 //! Invariants: the state that an operation saw and its grants belong to one moment. A change whose slot holds
 //! its reply already is not repeated.
+use super::full_disk::{SPACE_IS_SHORT, without_space};
 use super::state::Parked;
 use super::{Leader, NO_SESSION, State};
 use crate::access::Mount;
@@ -109,6 +110,7 @@ impl Leader {
         }
         self.note_holds(state)?;
         self.note_reserved(state, request)?;
+        self.check_recorded(state, request.session())?;
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
         Ok(w.bytes)
@@ -147,6 +149,8 @@ impl Leader {
         let op = request.op();
         op.map_or(Ok(()), check_slot)?;
         let (mut done, mut replayed, mut events) = (None, false, Events::default());
+        let is_short = R::GROWS && self.kv.is_space_short();
+        let mut refused = false;
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
             let named = state.sessions.get(&request.session()).map_or("", |s| s.client.as_str());
@@ -159,6 +163,11 @@ impl Leader {
                     (done, replayed) = (Some(reply), true);
                     return Ok(());
                 }
+                if is_short {
+                    refused = true;
+                    return Err(Error::no_space(SPACE_IS_SHORT));
+                }
+                refused = true;
                 let mapped = namespace::admit::admit(&*txn, &rules, request)?;
                 let request = mapped.as_ref().unwrap_or(request);
                 let uid = request.cred().map(|cred| cred.uid);
@@ -169,8 +178,10 @@ impl Leader {
                     txn.put(&keys::slot(op.session, op.slot), &value);
                 }
                 done = Some(reply);
+                refused = false;
                 Ok(())
-            })?;
+            });
+            let committed = committed.map_err(|e| if refused { e } else { without_space::<R>(e) })?;
             state.newest = state.newest.max(committed);
         }
         self.env.tasks.crash_point(crash_points::CHANGED);
@@ -219,7 +230,7 @@ impl Leader {
         mount: Option<&'a Mount>,
         live: &'a dyn Fn(SessionId) -> bool,
     ) -> Rules<'a> {
-        let (now, deaths, layout) = (self.wall(), state.deaths, &*self.config.layout);
+        let (now, deaths, layout) = (self.wall(), state.deaths.count, &*self.config.layout);
         let (quotas, logged, at_home) = (&state.quotas, &state.logged, &*self.config.at_home);
         let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
         Rules {

@@ -3,7 +3,7 @@
 //!
 //! Invariant: where a session holds something is in the store, in the same or a later commit than the grant,
 //! and the reply that contains the grant waits for that commit.
-use super::{Leader, State};
+use super::{Leader, State, full_disk::until_space};
 use crate::holds::{Absent, Holds};
 use crate::keys;
 use crate::lease::{Raised, Usage};
@@ -11,13 +11,13 @@ use crate::namespace::admit::volume_of_any;
 use crate::namespace::{find_link, volume};
 use crate::ops::{Operation, Work};
 use crate::reach::Place;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use weir_kv::Read;
 use weir_proto::births::CreateMany;
 use weir_proto::meta::*;
 use weir_proto::volume::{VolumeAt, VolumeGet, VolumeList};
-use weir_proto::{InodeId, Request, Result, SessionId, VolumeId};
+use weir_proto::{ErrorKind, InodeId, Request, Result, SessionId, VolumeId};
 
 /// Inodes of sessions that are checked in each pass for volumes that are not used any more: about 3 ms.
 const INODES_PER_CHECK: usize = 2048;
@@ -260,7 +260,26 @@ impl Leader {
         if is_grown { self.record_holds(state, &BTreeSet::from([id])) } else { Ok(()) }
     }
 
+    /// Before an answer: a restart must find what the session holds.
+    pub(super) fn check_recorded(&self, state: &mut State, id: SessionId) -> Result<()> {
+        if !state.grace.unrecorded.contains(&id) {
+            return Ok(());
+        }
+        self.record_holds(state, &BTreeSet::from([id]))
+    }
+
+    /// Without space the answer waits, and a later one records them.
     fn record_holds(&self, state: &mut State, of: &BTreeSet<SessionId>) -> Result<()> {
+        let written = self.write_holds(state, of);
+        match &written {
+            Ok(()) => state.grace.unrecorded.retain(|id| !of.contains(id)),
+            Err(e) if e.kind == ErrorKind::NoSpace => state.grace.unrecorded.extend(of),
+            Err(_) => {}
+        }
+        written.map_err(|e| until_space("the answer", e))
+    }
+
+    fn write_holds(&self, state: &mut State, of: &BTreeSet<SessionId>) -> Result<()> {
         if of.is_empty() {
             return Ok(());
         }
@@ -285,7 +304,7 @@ impl Leader {
         if !(self.config.records_holds)() || self.config.right.is_over() {
             return Ok(());
         }
-        let (mut left, mut changed) = (INODES_PER_CHECK, BTreeSet::new());
+        let (mut left, mut changed) = (INODES_PER_CHECK, BTreeMap::new());
         let (before, after): (Vec<_>, Vec<_>) =
             state.sessions.keys().partition(|id| **id <= state.grace.checked);
         for id in after.into_iter().chain(before) {
@@ -317,10 +336,15 @@ impl Leader {
             })?;
             let session = state.session(id)?;
             if session.holds != now {
-                session.holds = now;
-                changed.insert(id);
+                changed.insert(id, std::mem::replace(&mut session.holds, now));
             }
         }
-        self.record_holds(state, &changed)
+        let written = self.write_holds(state, &changed.keys().copied().collect());
+        if written.is_err() {
+            for (id, before) in changed {
+                state.session(id)?.holds = before; // as in the record
+            }
+        }
+        written
     }
 }

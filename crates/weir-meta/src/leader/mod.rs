@@ -12,6 +12,7 @@ pub mod config;
 pub mod door;
 mod events;
 mod eviction;
+mod full_disk;
 pub mod grace;
 mod hints;
 pub mod levels;
@@ -233,8 +234,17 @@ impl Leader {
 
     /// After the end of a session: an error means that the store has failed.
     pub fn report(&self, ended: Result<()>) {
-        if let Err(e) = ended {
-            self.fail(&e.doing("end a session"));
+        match ended {
+            Ok(()) => {}
+            Err(e) if e.kind == ErrorKind::NoSpace => self.warn_of_full_disk(&e),
+            Err(e) => self.fail(&e.doing("end a session")),
+        }
+    }
+
+    /// The leader's own work waits; it is done again later.
+    pub(crate) fn warn_of_full_disk(&self, e: &Error) {
+        if let Some(more) = self.env.watch.line("work without space") {
+            tracing::warn!("work of the metadata server waits for space on its disk: {e}{more}");
         }
     }
 
@@ -260,15 +270,43 @@ impl Leader {
         session.moved.notify_waiters();
         session.revokes.close();
         self.relations.end_session(id);
-        let mut deaths = state.deaths;
+        state.grace.unrecorded.remove(&id);
+        let recorded = self.record_end(state, id, was_writing);
+        if let Ok(false) = recorded {
+            state.deaths.count += u64::from(was_writing);
+            state.deaths.unrecorded.push((id, was_writing));
+        }
+        state.end_grace_if_complete(id);
+        recorded.map(drop)
+    }
+
+    /// False: the disk is full. Its record stays until there is space, for the next leader, too.
+    fn record_end(&self, state: &mut State, id: SessionId, was_writing: bool) -> Result<bool> {
+        let mut deaths = state.deaths.count;
         let done = self.housekeep(state, id, &mut |cx| {
             if was_writing {
                 deaths = next_number(cx.txn, Sequence::Death)?;
             }
             session::forget(cx, id)
         });
-        state.deaths = deaths;
-        state.end_grace_if_complete(id);
-        done
+        match done {
+            Err(e) if e.kind == ErrorKind::NoSpace => {
+                self.warn_of_full_disk(&e);
+                return Ok(false);
+            }
+            done => done?,
+        }
+        state.deaths.count = state.deaths.count.max(deaths);
+        Ok(true)
+    }
+
+    /// Records the ends of sessions for which there was no space.
+    pub fn record_ends(&self, state: &mut State) -> Result<()> {
+        while let Some((id, was_writing)) = state.deaths.unrecorded.last().copied()
+            && self.record_end(state, id, was_writing)?
+        {
+            state.deaths.unrecorded.pop();
+        }
+        Ok(())
     }
 }

@@ -171,7 +171,8 @@ impl Leader {
                 let ino = InodeId(store::number_of(key)?);
                 Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
             })?;
-            let any = backlog.names + backlog.unseen + log_lag > 0;
+            // A file that goes from a temporary name to its own one is not counted as a name.
+            let any = backlog.names + backlog.unseen + log_lag + count(b'm')? > 0;
             backlog.done = !any && backlog.bytes == 0 && backlog.oldest.is_none();
             Ok(())
         })?;

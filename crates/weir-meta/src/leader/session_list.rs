@@ -16,6 +16,10 @@ impl Leader {
     pub(crate) fn starting(&self) -> Option<NodeTrouble> {
         let (now, state) = (self.env.clock.now(), self.lock());
         let until = state.grace.until?;
+        let is_waited_for = state.sessions.values().any(|s| s.connection.is_some());
+        if !is_waited_for && now.since(state.grace.began) > 2 * self.term() {
+            return None; // no client comes, and none waits
+        }
         let away: Vec<&str> =
             state.sessions.values().filter(|s| !s.resumed).map(|s| s.client.as_str()).collect();
         let (count, left) = (away.len(), until.since(now).as_secs() + 1);

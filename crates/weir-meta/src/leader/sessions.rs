@@ -1,6 +1,6 @@
 //! Sessions as clients open, resume and close them, and what they return without an operation.
 use super::outcome::Outcome;
-use super::{Leader, State};
+use super::{Leader, State, full_disk::until_space};
 use crate::holds::Holds;
 use crate::keys::{self, Sequence};
 use crate::lease::Opens;
@@ -111,7 +111,7 @@ impl Leader {
                 lost.push(lease.ino);
             }
         }
-        leader.housekeep(&mut state, r.session, &mut |cx| {
+        let kept = leader.housekeep(&mut state, r.session, &mut |cx| {
             // A new session names the files that an earlier one had open: a nameless file must not be deleted
             // with another opener.
             let leases = cx.rules.leases;
@@ -125,8 +125,10 @@ impl Leader {
                 }
             }
             Ok(())
-        })?;
+        });
+        kept.map_err(|e| until_space("the session", e))?;
         leader.note_holds(&mut state)?;
+        leader.check_recorded(&mut state, r.session)?;
         state.session(r.session)?.resumed = true;
         state.end_grace_if_complete(r.session);
         leader.relations.changed.notify_one(); // it searches for files that have no writer any more

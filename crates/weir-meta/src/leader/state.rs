@@ -11,7 +11,7 @@ use crate::obstacle::{Obstacle, Obstacles};
 use crate::quotas::Quotas;
 use crate::recalls::Recalls;
 use crate::relation::changelog;
-use crate::session::{self, Session, Sessions, no_session};
+use crate::session::{self, SPARED_FOR, Session, Sessions, no_session};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,8 +55,7 @@ pub struct State {
     mistrusted: BTreeMap<String, Instant>,
     /// The newest commit of this leader; no reply shows a newer one.
     pub newest: CommitSeq,
-    /// Sessions that have ended while they may have been writing.
-    pub(super) deaths: u64,
+    pub(super) deaths: Deaths,
     /// Volumes with a changelog.
     pub logged: BTreeSet<VolumeId>,
     /// Volumes that mirror a home.
@@ -94,6 +93,8 @@ type Wanted = Option<(SessionId, LeaseKind)>;
 
 /// The grace period after a restart.
 pub struct Grace {
+    /// When this leader started.
+    pub began: Instant,
     /// Until then sessions from before the restart may return.
     pub until: Option<Instant>,
     /// The holdings of sessions that have not returned, while there are such; `None`: to be computed.
@@ -104,6 +105,16 @@ pub struct Grace {
     pub(super) over: Groups<SessionId>,
     /// What those sessions may hold, when operations were last woken.
     held: Option<Absent>,
+    /// Sessions with holdings that a full disk could not record: they get no answer that shows these.
+    pub(super) unrecorded: BTreeSet<SessionId>,
+}
+
+/// Ends of sessions.
+pub struct Deaths {
+    /// Sessions that have ended while they may have been writing.
+    pub(super) count: u64,
+    /// Ends that a full disk could not record, and whether they count.
+    pub(super) unrecorded: Vec<(SessionId, bool)>,
 }
 
 /// Times at which clients may be silent without a fault of theirs.
@@ -116,10 +127,13 @@ pub struct Stalls {
     pub no_data_taken: Instant,
 }
 
-/// A lease term after the former leader's last possible answer; if it took long until a leader was chosen,
-/// former clients have half a term to find it.
+/// A lease term after the former leader's last possible answer. If it took long until a leader was chosen,
+/// former clients have a whole term to find it: the time without a leader is not their silence.
 fn end_of_grace(led_until: Option<Instant>, now: Instant, term: Duration) -> Instant {
-    led_until.map_or(now + term, |led| (led.min(now) + term).max(now + term / 2))
+    match led_until {
+        Some(led) if now.since(led) <= term / 2 => led.min(now) + term,
+        Some(_) | None => now + term,
+    }
 }
 
 impl State {
@@ -144,6 +158,7 @@ impl State {
             recalls: Recalls::default(),
             mounts: Mounts::new(Refusals::new(config.refused.clone())),
             grace: Grace {
+                began: now,
                 until: (!sessions.is_empty()).then(|| {
                     end_of_grace(config.led_until, now, Duration::from_millis(config.lease_ms.into()))
                 }),
@@ -151,13 +166,14 @@ impl State {
                 checked: SessionId(0),
                 over: Groups::default(),
                 held: None,
+                unrecorded: BTreeSet::new(),
             },
             raised: Vec::new(),
             stalls: Stalls { until: now, checked: now, no_data_taken: now },
             mistrusted: BTreeMap::new(),
             sessions,
             newest,
-            deaths,
+            deaths: Deaths { count: deaths, unrecorded: Vec::new() },
             logged,
             mirrored,
             snapshots,
@@ -287,6 +303,18 @@ impl State {
         }
     }
 
+    /// While no client is connected, none may be able to come: earlier sessions keep what they
+    /// have, and their wait begins with the first one.
+    pub fn wait_for_first_client(&mut self, now: Instant, term: Duration) {
+        let none_is_connected = self.sessions.values().all(|s| s.connection.is_none());
+        if let Some(until) = &mut self.grace.until
+            && none_is_connected
+            && now.since(self.grace.began) < SPARED_FOR
+        {
+            *until = (*until).max(now + term);
+        }
+    }
+
     /// Whether a session was silent for a lease term, for another reason than a stall of this node.
     pub fn is_silent(&self, id: SessionId, now: Instant, term: Duration) -> bool {
         let awake = now.since(self.stalls.checked) <= term / 2;
@@ -325,6 +353,7 @@ mod tests {
         assert_eq!(end_of_grace(None, s(100), term), s(110));
         assert_eq!(end_of_grace(Some(s(97)), s(100), term), s(107));
         assert_eq!(end_of_grace(Some(s(101)), s(100), term), s(110), "a promise for the future");
-        assert_eq!(end_of_grace(Some(s(80)), s(100), term), s(105), "there was no leader for long");
+        assert_eq!(end_of_grace(Some(s(80)), s(100), term), s(110), "there was no leader for long");
+        assert_eq!(end_of_grace(Some(s(95)), s(100), term), s(105));
     }
 }

@@ -214,6 +214,9 @@ impl Cx<'_> {
             let evicted = self.truncate_evicted(ino, inode, size)?;
             self.truncate_layers(ino, inode, size)?;
             self.set_space(inode, allocated, evicted)?;
+        } else if size == inode.size && inode.allocated > size {
+            let (allocated, evicted) = (size, inode.evicted); // no space is reserved past the end any more
+            self.set_space(inode, allocated, evicted)?;
         }
         inode.size = size;
         inode.data_version += 1;

@@ -43,11 +43,13 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
 }
 
 /// The file's allocation. Each of several writers knows only its own writes: then all growth of the file
-/// counts.
+/// counts, except into space that was reserved past its end. Only a writer that is alone, or has the append
+/// token, reserves more space there.
 fn allocated_after(r: &Commit, inode: &Inode, alone: bool) -> u64 {
-    let size = inode.size.max(r.size);
-    let known = if alone { 0 } else { inode.allocated.saturating_add(size - inode.size) };
-    r.allocated.max(known).min(size)
+    let (size, before) = (inode.size.max(r.size), inode.size.max(inode.allocated));
+    let known = if alone { 0 } else { inode.allocated.saturating_add(size.saturating_sub(before)) };
+    let most = if alone || r.append_token { u64::MAX } else { size.max(inode.allocated) };
+    r.allocated.max(known).min(most)
 }
 
 fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {

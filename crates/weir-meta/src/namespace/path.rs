@@ -62,6 +62,24 @@ pub(crate) fn place_of(read: &dyn Read, ino: InodeId) -> Result<Option<(InodeId,
     Ok(name_at(read, place, ino, usize::MAX)?.map(|name| (place.0, name)))
 }
 
+/// The names of a file, at most `limit`: the first one, then the others.
+pub(crate) fn names_of(read: &dyn Read, ino: InodeId, limit: usize) -> Result<Vec<(InodeId, Bytes)>> {
+    let mut names: Vec<(InodeId, Bytes)> = place_of(read, ino)?.into_iter().collect();
+    let (mut is_damaged, (start, end)) = (false, keys::range_of(b'N', ino.0));
+    read.scan(&start, &end, &mut |key, _| {
+        let Some((dir, name)) = keys::link_place(key) else {
+            is_damaged = true;
+            return Scan::Stop;
+        };
+        if names.len() >= limit {
+            return Scan::Stop;
+        }
+        names.push((dir, Bytes::copy_from_slice(name)));
+        Scan::More
+    })?;
+    if is_damaged { Err(Error::damaged("a link's key is damaged")) } else { Ok(names) }
+}
+
 /// Paths of many inodes of one volume, below its topmost directory.
 pub(crate) struct Paths<'a> {
     read: &'a dyn Read,
@@ -106,7 +124,8 @@ impl<'a> Paths<'a> {
         }
     }
 
-    fn named(&mut self, dir: InodeId, name: &[u8]) -> Result<Option<Bytes>> {
+    /// `None`: the directory has no path any more.
+    pub fn named(&mut self, dir: InodeId, name: &[u8]) -> Result<Option<Bytes>> {
         let path = self.directory(dir)?.and_then(|above| join(&above, name));
         self.cost += path.as_ref().map_or(0, Bytes::len);
         Ok(path)

@@ -10,6 +10,7 @@ use super::rules::Excluded;
 use super::ship_queue::ShipQueue;
 use super::{apply, rules, store, tree};
 use crate::keys;
+use crate::namespace::path::place_of;
 use crate::namespace::{find_inode, log, volume};
 use crate::record::{Access, ChangeRecord, Listed, NOT_ENUMERATED, Record};
 use weir_kv::Txn;
@@ -35,16 +36,13 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> R
         let number = store::number_of(key)?;
         Ok((number, tree::load_change(value, number)?))
     })?;
-    let scans_again = rules::record(txn, relation)?.scans_again;
-    let mut scans = false;
+    let has_patterns = rules::record(txn, relation)?.scans_again;
+    let mut follows = false;
     for (number, change) in &changes {
         take_one(txn, relation, queue, *number, change)?;
-        if let What::Renamed { ino, kind: FileKind::Directory, .. } = change.what
-            && scans_again
-        {
-            // Patterns may fit other paths now.
-            txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
-            scans = true;
+        if has_patterns {
+            follows |= scan_moved(txn, relation, &change.what)?;
+            follows |= keep_excluded_name(txn, relation, &record, change)?;
         }
         queue.touch_changed(&change.what);
         if let What::Resized { ino, .. } = change.what {
@@ -55,7 +53,45 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> R
     if !changes.is_empty() {
         txn.put(&keys::relation(relation), &record.to_value());
     }
-    Ok(scans || changes.len() == INGEST_MAX)
+    Ok(follows || changes.len() == INGEST_MAX)
+}
+
+/// Patterns may fit other paths below directories that moved: these are scanned. Whether there are any.
+fn scan_moved(txn: &mut dyn Txn, relation: RelationId, what: &What) -> Result<bool> {
+    let moved = match what {
+        What::Renamed { ino, kind: FileKind::Directory, .. } => vec![*ino],
+        What::Exchanged { ino, other, .. } => vec![*ino, *other],
+        _ => Vec::new(),
+    };
+    let mut scans = false;
+    for dir in moved {
+        if txn.get(&keys::access(dir))?.is_some() {
+            txn.put(&keys::unseen(relation, dir), &0u64.to_le_bytes());
+            scans = true;
+        }
+    }
+    Ok(scans)
+}
+
+/// A file that lost its last included name keeps its content at home, which may be the only copy, under an
+/// excluded name. Whether one is recorded for that.
+fn keep_excluded_name(
+    txn: &mut dyn Txn,
+    relation: RelationId,
+    record: &RelationRecord,
+    change: &ChangeRecord,
+) -> Result<bool> {
+    let ino = match change.what {
+        What::Removed { ino, last: false, .. } | What::Renamed { replaced: Some((ino, false)), .. } => ino,
+        _ => return Ok(false),
+    };
+    let Some(kind) = find_inode(txn, ino)?.map(|inode| inode.kind) else { return Ok(false) };
+    if Excluded::load(txn, relation, record.volume)?.why(ino, false)?.is_none() {
+        return Ok(false); // its included names have changes of their own
+    }
+    let Some((parent, name)) = place_of(txn, ino)? else { return Ok(false) };
+    let what = What::Made { ino, kind, parent, name };
+    log::append(txn, record.volume, change.at, what, By::default()).map(|_| true)
 }
 
 fn take_one(
@@ -195,7 +231,7 @@ fn see(
         }
     }
     let excluded = Excluded::load(txn, relation, record.volume)?;
-    if !known && excluded.why(ino, kind == FileKind::Directory)?.is_some() {
+    if !known && excluded.why_name(dir, &entry.name, kind == FileKind::Directory)?.is_some() {
         return Ok(());
     }
     drop(excluded);

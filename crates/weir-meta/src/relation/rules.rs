@@ -3,7 +3,7 @@
 //! Kept beside the relation's own record, so that older programs read that as before, and ignore these.
 use super::store;
 use crate::keys;
-use crate::namespace::path::Paths;
+use crate::namespace::path::{Paths, names_of, place_of};
 use crate::namespace::volume;
 use crate::record::Record;
 use std::cell::RefCell;
@@ -37,6 +37,7 @@ pub struct Excluded<'a> {
     patterns: Patterns,
     /// There are patterns, or were: bytes of files that home does not have yet may not be queued.
     pub partial: bool,
+    read: &'a dyn Read,
     paths: RefCell<Paths<'a>>,
 }
 
@@ -47,14 +48,31 @@ impl<'a> Excluded<'a> {
         // Without patterns no path is asked for.
         let root = if patterns.is_empty() { InodeId::ROOT } else { volume::load(read, volume)?.root };
         let partial = scans_again || !patterns.is_empty();
-        Ok(Excluded { patterns, partial, paths: RefCell::new(Paths::new(read, root)) })
+        Ok(Excluded { patterns, partial, read, paths: RefCell::new(Paths::new(read, root)) })
     }
-    /// Why an inode is not copied, by its present path; `None`: it is, or it has no name.
+    /// Why an inode is not copied under any of its present names; `None`: one of them is included, or it has
+    /// none. The reason is that of its first name.
     pub fn why(&self, ino: InodeId, is_directory: bool) -> Result<Option<String>> {
         if self.patterns.is_empty() {
             return Ok(None);
         }
-        let path = self.paths.borrow_mut().of(ino)?;
+        let Some((dir, name)) = place_of(self.read, ino)? else { return Ok(None) };
+        let Some(why) = self.why_name(dir, &name, is_directory)? else { return Ok(None) };
+        if !is_directory {
+            for (dir, name) in names_of(self.read, ino, usize::MAX)?.iter().skip(1) {
+                if self.why_name(*dir, name, false)?.is_none() {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(why))
+    }
+    /// Why a name in a directory is not copied; `None`: it is, or that directory is gone.
+    pub fn why_name(&self, dir: InodeId, name: &[u8], is_directory: bool) -> Result<Option<String>> {
+        if self.patterns.is_empty() {
+            return Ok(None);
+        }
+        let path = self.paths.borrow_mut().named(dir, name)?;
         Ok(path.and_then(|path| self.patterns.excludes(&path, is_directory)))
     }
 }

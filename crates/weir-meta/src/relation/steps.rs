@@ -3,25 +3,23 @@
 //!
 //! Reads records only; decides nothing about time.
 mod directories;
+mod names;
 
 use super::record::{RelationRecord, RelocationRecord, RemoteEntry, RemotePlace};
 use super::rules::Excluded;
 use super::store;
 use super::tree::{Present, expected, find_remote, occupant, path_of, present};
 use crate::keys;
-use crate::namespace::{find_inode, find_link, path::place_of};
+use crate::namespace::find_link;
 use bytes::Bytes;
 use weir_kv::Read;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{HomeAttrs, NameAction, RelationId, What};
-use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_proto::{InodeId, Result, VolumeId};
 
 /// The prefix of temporary names at home, in its root, for files that wait for their name: the inode number
 /// follows, and a number that makes it unique.
 const WAITS: &str = ".weir-waits";
-
-/// Names of a file that are tried for one that home can store.
-const NAMES_SCANNED: usize = 64;
 
 /// The change of home's known state when an action was done there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -206,7 +204,7 @@ impl<'a> Tree<'a> {
             return Ok(None); // the topmost directory of another volume
         }
         // A mover may have created it before it was excluded.
-        if !self.tried && self.excluded.why(ino, present.kind == FileKind::Directory)?.is_some() {
+        if !self.tried && self.is_kept_away(ino, present.kind, &place)? {
             return Ok(None);
         }
         self.make_present(ino, present, place, whole || self.excluded.partial)
@@ -255,6 +253,9 @@ impl<'a> Tree<'a> {
         if remote.places.contains(&place) {
             return Ok(None);
         }
+        if self.is_name_kept_away(ino, &remote, &place)? {
+            return Ok(None);
+        }
         let is_directory = remote.kind == FileKind::Directory;
         if !self.links && !is_directory {
             return self.replace_old_name(ino, &remote, place);
@@ -265,7 +266,7 @@ impl<'a> Tree<'a> {
             return Ok(None);
         }
         if self.remote(place.dir)?.is_none() && present(self.read, ino)?.is_some() {
-            return self.make_displaced(place.dir);
+            return self.make_for_move(place.dir);
         }
         match self.displaced_place(ino, &remote)? {
             Some(displaced) if is_directory => return self.move_directory(ino, &remote, displaced, place),
@@ -289,82 +290,6 @@ impl<'a> Tree<'a> {
         }
         let action = NameAction::Remove { path, kind: remote.kind, expect: expected(&remote) };
         Ok(Some(Step { ino, action, effect: Effect::Drop { ino, place }, last }))
-    }
-
-    // ---- what loses its last name at home, and has others here
-
-    /// Whether a file that loses a name at home still exists here, and would no longer exist there.
-    fn would_be_forgotten(&self, ino: InodeId, remote: &RemoteEntry) -> Result<bool> {
-        let last = remote.places.len() == 1 && remote.kind != FileKind::Directory;
-        Ok(last && find_inode(self.read, ino)?.is_some_and(|inode| inode.nlink > 0))
-    }
-
-    /// Moves a file to a temporary name, where it waits for a later one; if home stores one name only, first
-    /// to another one that it keeps, unless home has other files under all of these.
-    fn leave(&self, ino: InodeId, remote: &RemoteEntry, place: RemotePlace) -> Result<Option<Step>> {
-        let stays = if self.links { None } else { self.name_that_stays(ino, &place)? };
-        let to = match stays {
-            Some(to) => to,
-            None => self.place_to_wait(ino)?,
-        };
-        self.move_to(ino, remote, place, to)
-    }
-    /// The temporary place of a file.
-    fn displaced_place(&self, ino: InodeId, remote: &RemoteEntry) -> Result<Option<RemotePlace>> {
-        for place in remote.places.iter().filter(|place| place.name.starts_with(WAITS.as_bytes())) {
-            if find_link(self.read, place.dir, &place.name)?.is_none_or(|link| link.ino != ino) {
-                return Ok(Some(place.clone()));
-            }
-        }
-        Ok(None)
-    }
-
-    // ---- where home knows one name of each file only
-
-    /// The steps before `ino` can have a place at home, where another file may be under a name that it got
-    /// before its turn.
-    fn clear(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<Step>> {
-        let other = occupant(self.read, self.relation, place)?.filter(|other| *other != ino);
-        match other {
-            Some(other) if !self.links => self.vanish(other, place.clone(), false),
-            _ => Ok(None),
-        }
-    }
-
-    /// A name that a file has here in addition to `place`, and that is free at home.
-    fn name_that_stays(&self, ino: InodeId, place: &RemotePlace) -> Result<Option<RemotePlace>> {
-        let (start, end) = keys::range_of(b'N', ino.0);
-        let others = store::collect(self.read, &start, &end, NAMES_SCANNED, |key, _| {
-            let (dir, name) =
-                keys::link_place(key).ok_or_else(|| Error::damaged("a link's key is damaged"))?;
-            Ok(RemotePlace { dir, name: Bytes::copy_from_slice(name) })
-        })?;
-        let first = place_of(self.read, ino)?.map(|(dir, name)| RemotePlace { dir, name });
-        for other in others.into_iter().chain(first).filter(|other| other != place) {
-            let is_free = occupant(self.read, self.relation, &other)?.is_none();
-            if is_free && self.remote(other.dir)?.is_some() {
-                return Ok(Some(other));
-            }
-        }
-        Ok(None)
-    }
-
-    /// A new name replaces one that the file has at home only.
-    fn replace_old_name(
-        &self,
-        ino: InodeId,
-        remote: &RemoteEntry,
-        place: RemotePlace,
-    ) -> Result<Option<Step>> {
-        let Some(old) = remote.places.first() else { return Ok(None) };
-        let is_old = find_link(self.read, old.dir, &old.name)?.is_none_or(|link| link.ino != ino);
-        if !is_old {
-            return Ok(None);
-        }
-        match self.clear(ino, &place)? {
-            Some(clears) => Ok(Some(clears)),
-            None => self.move_to(ino, remote, old.clone(), place),
-        }
     }
 
     fn move_to(
@@ -404,6 +329,11 @@ impl<'a> Tree<'a> {
                 // It is removed here, and another one may get its name.
                 Some(remote) if remote.kind != FileKind::Directory && present(self.read, ino)?.is_none() => {
                     self.vanish(ino, from, false)
+                }
+                Some(remote)
+                    if !remote.places.contains(&from) && self.is_name_kept_away(ino, &remote, &to)? =>
+                {
+                    Ok(None)
                 }
                 Some(_) => self.make_for_move(to.dir),
             };

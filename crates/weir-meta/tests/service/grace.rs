@@ -184,3 +184,51 @@ fn a_second_restart_still_knows_what_absent_sessions_hold() {
         assert!(is_at_once(&world, a.create(other.root, "g")).await);
     });
 }
+
+/// Clients cannot reach the leader for six terms after its start; then they come one after the other.
+#[test]
+fn the_wait_for_clients_begins_with_the_first_that_comes() {
+    let term = Duration::from_millis(LEASE_MS.into());
+    simulate(47, async |world| {
+        let node = start(&world).await;
+        let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let of_b = b.create(ROOT, "f").await.unwrap().entry;
+        let _node = restart(&world, node).await;
+        world.sleep(term * 6).await;
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        // It waits for what the other one has.
+        assert!(!is_at_once(&world, a.getattr(of_b.attr.ino)).await);
+        world.sleep(term / 2).await;
+        b.reconnect("b").await;
+        assert_eq!(b.resume(vec![held(&of_b, LeaseKind::Write, 0, 1)]).await.unwrap().lost, []);
+        assert!(is_at_once(&world, a.lookup(ROOT, "f")).await);
+    });
+}
+
+/// The leader's machine is cut off from its clients for three terms. The first one that is back wants a file
+/// of another.
+#[test]
+fn clients_that_are_cut_off_together_keep_their_sessions() {
+    let term = Duration::from_millis(LEASE_MS.into());
+    simulate(48, async |world| {
+        let _node = start(&world).await;
+        let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let of_b = b.create(ROOT, "f").await.unwrap().entry;
+        for client in ["a", "b"] {
+            world.partition(client, "meta");
+        }
+        world.sleep(term * 3).await;
+        world.heal_all();
+        a.reconnect("a").await;
+        a.resume(vec![]).await.unwrap();
+        let (seen, resumed) = tokio::join!(a.getattr(of_b.attr.ino), async {
+            world.sleep(term / 2).await;
+            b.reconnect("b").await;
+            b.resume(vec![held(&of_b, LeaseKind::Write, 0, 1)]).await
+        });
+        // Its lease may be lowered already: the old connection works again, too.
+        assert!(resumed.is_ok(), "{resumed:?}");
+        assert!(!seen.unwrap().lease.recover, "its session lives");
+    });
+}

@@ -13,6 +13,8 @@ use weir_proto::relation::*;
 use weir_proto::volume::{Retention, VolumeGet};
 use weir_proto::{InodeId, VolumeId};
 
+#[path = "relations_included.rs"]
+mod included;
 #[path = "relations_one_name.rs"]
 mod one_name;
 #[path = "relations_patterns.rs"]

@@ -21,10 +21,10 @@ async fn at_home(world: &World, names: &[&str], in_parts: bool) -> (Bench, Clien
 
 impl Bench {
     /// The leader has taken over all that was done.
-    async fn settle(&self, world: &World) {
+    pub(super) async fn settle(&self, world: &World) {
         world.node("dice").clock.sleep(std::time::Duration::from_millis(50)).await;
     }
-    async fn find(&self, path: &str) -> InodeId {
+    pub(super) async fn find(&self, path: &str) -> InodeId {
         let (parent, name) = self.place(path).await;
         self.client.lookup(parent, name).await.unwrap().entry.unwrap().attr.ino
     }
@@ -36,7 +36,7 @@ impl Bench {
         }
         (dir, rest)
     }
-    async fn make(&mut self, path: &str) {
+    pub(super) async fn make(&mut self, path: &str) {
         let (parent, name) = self.place(path).await;
         let made = self.client.create(parent, name).await.unwrap();
         let ino = made.entry.attr.ino;
@@ -44,15 +44,15 @@ impl Bench {
         self.write(&made.entry, 1).await;
         self.client.close(ino, true).await.unwrap();
     }
-    async fn link(&self, path: &str, other: &str) {
+    pub(super) async fn link(&self, path: &str, other: &str) {
         let (op, ino, (parent, name)) = (self.client.op(), self.find(path).await, self.place(other).await);
         self.client.call(&Link { op, cred: root(), ino, parent, name: b(name) }).await.unwrap();
     }
-    async fn unlink(&self, path: &str) {
+    pub(super) async fn unlink(&self, path: &str) {
         let (parent, name) = self.place(path).await;
         self.client.unlink(parent, name).await.unwrap();
     }
-    async fn mkdir(&self, path: &str) {
+    pub(super) async fn mkdir(&self, path: &str) {
         let (parent, name) = self.place(path).await;
         self.client.mkdir(parent, name).await.unwrap();
     }
@@ -61,10 +61,10 @@ impl Bench {
         let r = Rmdir { op: self.client.op(), cred: root(), parent, name: b(name) };
         self.client.call(&r).await.unwrap();
     }
-    async fn rename(&self, from: &str, to: &str) {
+    pub(super) async fn rename(&self, from: &str, to: &str) {
         self.rename_as(from, to, RenameMode::Replace).await;
     }
-    async fn rename_as(&self, from: &str, to: &str, mode: RenameMode) {
+    pub(super) async fn rename_as(&self, from: &str, to: &str, mode: RenameMode) {
         let ((parent, name), (new_parent, new_name)) = (self.place(from).await, self.place(to).await);
         let (op, cred, name, new_name) = (self.client.op(), root(), b(name), b(new_name));
         let r = Rename { op, cred, parent, name, new_parent, new_name, mode };
@@ -80,7 +80,7 @@ impl Bench {
         self.rewrite(ino, how).await;
         ino
     }
-    async fn change_and_close(&mut self, name: &str, how: usize) {
+    pub(super) async fn change_and_close(&mut self, name: &str, how: usize) {
         let ino = self.change(name, how).await;
         self.client.close(ino, true).await.unwrap();
     }

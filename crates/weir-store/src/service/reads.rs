@@ -1,13 +1,14 @@
 //! Requests that read: cells, logs, lists for repair, and the state of a target.
 //!
 //! Short reads run in place; those of slabs run where blocking is allowed.
-use super::{Admit, StorageNode};
+use super::{Admit, StorageNode, Target};
 use crate::store::Store;
 use bytes::Bytes;
 use std::sync::Arc;
+use weir_env::Space;
 use weir_kv::CommitSeq;
-use weir_proto::Result;
 use weir_proto::data::*;
+use weir_proto::{Error, Result, TargetId};
 use weir_rpc::{Demand, Handled, Reply};
 
 impl StorageNode {
@@ -102,6 +103,16 @@ impl StorageNode {
             Ok(Reply::new(&list))
         }))
     }
+    /// The bytes of a file system that new data of a target of this node could take.
+    pub fn available_of(&self, target: TargetId, space: Space) -> u64 {
+        self.targets.get(&target).map_or(0, |t| t.store.available(space))
+    }
+    /// The targets of this node that refuse data of this length for want of space, and why.
+    pub fn refusals(&self, len: u32) -> Vec<(TargetId, Error)> {
+        let refusal = |t: &Arc<Target>| Some((t.store.target, t.store.refusal(len)?));
+        self.targets.values().filter_map(refusal).collect()
+    }
+
     pub(super) fn has_space(&self, r: &HasSpace) -> Handled {
         let answer = self.target(r.target).map(|t| {
             let refused = t.store.check_space(r.len).err();

@@ -1,0 +1,29 @@
+//! Answers of a leader whose disk is full, or nearly so.
+//!
+//! A change that adds to the namespace is refused; any other one waits, at its client: nothing that programs
+//! have written is lost for want of space here.
+use crate::ops::Operation;
+use weir_proto::{Error, ErrorKind};
+
+pub(super) const SPACE_IS_SHORT: &str = "the disk of the namespace's directory is nearly full: the rest is \
+    kept for removals and for files that are written; hint: remove files, or free space on that disk";
+/// How long a client waits before it repeats a change for which the leader's disk has no space.
+const FULL_WAIT_MS: u32 = 500;
+
+/// The store could not take a change. One that adds nothing is repeated by its client until there is space:
+/// data that programs have written waits, and is not lost.
+pub(super) fn without_space<R: Operation>(e: Error) -> Error {
+    if R::GROWS {
+        return e;
+    }
+    until_space(R::NAME, e)
+}
+
+/// The caller repeats its request until there is space.
+pub(super) fn until_space(what: &str, e: Error) -> Error {
+    if e.kind != ErrorKind::NoSpace {
+        return e;
+    }
+    let context = format!("the disk of the namespace's directory is full, and {what} waits: {}", e.context);
+    Error { kind: ErrorKind::Busy { wait_ms: FULL_WAIT_MS }, context }
+}
