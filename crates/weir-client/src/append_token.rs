@@ -10,7 +10,7 @@
 use crate::api::{SetAttrs, Stat};
 use crate::direct::CommitExtra;
 use crate::inner::{Inner, OpenFile};
-use crate::inode::{Inline, Inode};
+use crate::inode::{Inline, Inode, Wish};
 use crate::plan::Occasion;
 use crate::write::{TRIES_MAX, Way, end_of};
 use bytes::Bytes;
@@ -86,56 +86,43 @@ impl Inner {
         self.clean_old_tail(inode).await?;
         self.leave_inode_now(inode, held).await?;
         let offset = inode.lock().committed_size();
-        let (data, _reservation) = self.fit_direct(inode, offset, data).await?;
+        let (data, reservation) = self.fit_direct(inode, offset, data).await?;
         let end = end_of(offset, data.len())?;
         let own = self.copy_up(inode, offset, end).await?;
         let sends = self.may_send_direct(inode).await?;
         file.works()?;
         let under = self.send_direct(inode, sends, own, offset, &data, true).await?;
         // This commits the place and releases the token.
-        let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Appended).await?;
+        let extra = (CommitExtra::Appended, Some(reservation));
+        let is_elsewhere = self.commit_sent(inode, (offset, end), under, extra).await?;
         Ok(Place { offset, len: data.len(), is_filled: !is_elsewhere })
     }
 
     /// Charges the space of a range; the file grows to its end, if the mode allows it.
-    pub async fn reserve_with_token(
-        &self,
-        inode: &Arc<Inode>,
-        offset: u64,
-        end: u64,
-        grows: bool,
-    ) -> Result<()> {
+    pub async fn reserve_with_token(&self, inode: &Arc<Inode>, wish: Wish) -> Result<()> {
         let held = self.take_append_token(inode).await?;
-        let done = self.reserve_now(inode, held, (offset, end), grows).await;
+        let done = self.reserve_now(inode, held, &wish).await;
         self.end_token(inode, done).await
     }
 
-    async fn reserve_now(
-        &self,
-        inode: &Arc<Inode>,
-        held: Option<Bytes>,
-        (offset, end): (u64, u64),
-        grows: bool,
-    ) -> Result<()> {
+    async fn reserve_now(&self, inode: &Arc<Inode>, held: Option<Bytes>, wish: &Wish) -> Result<()> {
         self.clean_old_tail(inode).await?;
         self.leave_inode_now(inode, held).await?;
-        let growth = inode.lock().reservation(offset, end, grows)?;
-        let _reservation = loop {
-            self.reserve_for(inode, growth).await?;
-            if let Some(reservation) = self.spend_direct(inode, offset, end) {
+        let reservation = loop {
+            self.reserve_for(inode, wish).await?;
+            if let Some(reservation) = self.spend_direct(inode, |st| st.reservation(wish)) {
                 break reservation;
             }
         };
-        let is_longer = {
+        {
             let mut st = inode.lock();
             let size = st.committed_size();
-            st.changed.add(size.min(end), end);
-            end > size
-        };
-        if growth > 0 || is_longer {
-            self.commit_reserved(inode, (offset, end)).await?;
+            if wish.grows && wish.end > size {
+                st.changed.add(size, wish.end);
+            }
         }
-        Ok(())
+        let size = if wish.grows { wish.end } else { 0 };
+        self.commit_reserved(inode, size, reservation).await
     }
 
     /// Moves the inline bytes to targets, before anything is written there.
@@ -166,7 +153,9 @@ impl Inner {
             self.send_direct(inode, sends, own, 0, &bytes, true).await
         };
         let done = match sent {
-            Ok(under) => self.commit_sent(inode, (0, 0), under, CommitExtra::LeftInode).await.map(drop),
+            Ok(under) => {
+                self.commit_sent(inode, (0, 0), under, (CommitExtra::LeftInode, None)).await.map(drop)
+            }
             Err(e) => Err(e),
         };
         if done.is_err() {

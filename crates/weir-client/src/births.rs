@@ -252,16 +252,15 @@ impl Inner {
             for unborn in batch {
                 let mut st = unborn.inode.lock();
                 let Some((report, attr)) = st.end_birth(self.tick_revoke_clock()) else { continue };
-                if let Some((content, _)) = &report.content {
-                    self.note_charged(&mut st, content.len() as u64);
-                }
+                let content = report.content.as_ref().map(|(content, _)| content.len() as u64);
+                let added = content.map_or(0, |content| st.quota.note_charged(content));
                 self.apply_to(&mut st, &Entry { attr, lease: no_lease() }, revoke_clock);
                 let reads = report.open_read.saturating_sub(st.opens.for_reading());
                 let writes = report.open_write.saturating_sub(st.opens.for_writing());
                 if reads + writes > 0 {
                     closes.add(unborn.inode.ino, reads, writes);
                 }
-                self.settle_reservation(&mut st);
+                self.end_commit(&mut st, None, added); // that of the batch ends after its last file
                 self.forget_if_saved(unborn.inode.ino, &st);
             }
             closes.alarm(false)

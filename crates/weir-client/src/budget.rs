@@ -15,6 +15,8 @@ pub struct Budget(Arc<Shared>);
 
 struct Shared {
     limit_bytes: u64,
+    /// The part of the limit that inodes and names need.
+    names_bytes: AtomicU64,
     used_bytes: AtomicU64,
     peak_bytes: AtomicU64,
     freed: Notify,
@@ -36,13 +38,23 @@ impl Budget {
     pub fn new(limit_bytes: u64) -> Budget {
         Budget(Arc::new(Shared {
             limit_bytes,
+            names_bytes: AtomicU64::new(0),
             used_bytes: AtomicU64::new(0),
             peak_bytes: AtomicU64::new(0),
             freed: Notify::new(),
         }))
     }
     pub fn limit_bytes(&self) -> u64 {
-        self.0.limit_bytes
+        self.0.limit_bytes.saturating_sub(self.names_bytes())
+    }
+    pub fn names_bytes(&self) -> u64 {
+        self.0.names_bytes.load(Ordering::Relaxed)
+    }
+    /// That much of the limit is not for data from now on. Memory that was taken before stays charged.
+    pub fn reserve_for_names(&self, bytes: u64) {
+        if self.0.names_bytes.swap(bytes, Ordering::Relaxed) > bytes {
+            self.0.freed.notify_waiters();
+        }
     }
     pub fn used_bytes(&self) -> u64 {
         self.0.used_bytes.load(Ordering::Relaxed)
@@ -52,9 +64,9 @@ impl Budget {
     }
     /// Takes `bytes` if the limit allows.
     pub fn try_take(&self, bytes: u64) -> Option<Charge> {
-        let s = &self.0;
+        let (s, limit) = (&self.0, self.limit_bytes());
         let taken = s.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
-            used.checked_add(bytes).filter(|sum| *sum <= s.limit_bytes)
+            used.checked_add(bytes).filter(|sum| *sum <= limit)
         });
         let before = taken.ok()?;
         s.peak_bytes.fetch_max(before + bytes, Ordering::Relaxed);

@@ -38,9 +38,8 @@ use weir_proto::{
 };
 use weir_rpc::{Answered, Payload};
 
-/// One target may take this long for one call before the coordinator is asked to evaluate it: a loaded disk
-/// does a group commit of many fragments in well under a second.
-const CALL_PATIENCE: Duration = Duration::from_secs(5);
+/// A live process answers within this time whether it lives.
+const STAT_PATIENCE: Duration = Duration::from_secs(5);
 /// The wait for a group that lacks members which do not return by themselves (failed disks), counted from its
 /// last change. Later callers get the error at once. A call waits for members that are only away until its
 /// deadline.
@@ -289,8 +288,8 @@ impl Data {
     }
 
     /// One call to one target, without a second try: it is sent when the target's window has a place for it,
-    /// and then may take `CALL_PATIENCE`. A busy target is asked again until the deadline: it has not begun
-    /// the call.
+    /// and then may take the target's [`crate::window::CallPatience`]. A busy target is asked again until the
+    /// deadline: it has not begun the call.
     pub async fn call<R: Request>(
         &self,
         target: TargetId,
@@ -304,9 +303,8 @@ impl Data {
         loop {
             let (pass, waited) = self.gates.enter(target, &mut ticket, deadline, R::NAME).await?;
             departure.sent(pass.sent, waited);
-            let patience = self.left(deadline).min(CALL_PATIENCE);
-            let answered = self.cluster.call_target(target, request, payload.clone(), patience).await;
-            match answered {
+            let patience = self.left(deadline).min(self.gates.call_patience(target));
+            match self.cluster.call_target(target, request, payload.clone(), patience).await {
                 Ok(answered) => {
                     pass.end(Ended::Answered);
                     self.counters.wire_sent_bytes.fetch_add(payload.len() as u64, Relaxed);
@@ -329,7 +327,7 @@ impl Data {
     /// Reports to the coordinator that a target did not answer; waits for its verdict, and until the call may
     /// be tried again: at once under a newer epoch.
     pub async fn report(&self, place: Place, why: &Error) {
-        self.report_only(place, why).await;
+        let mut lives = self.report_only(place, why).await;
         let until = self.env.clock.now() + RETRY_HELD_MAX;
         loop {
             let map = self.cluster.map();
@@ -337,17 +335,21 @@ impl Data {
             if is_regrouped || self.left(until).is_zero() {
                 return;
             }
+            if std::mem::take(&mut lives) {
+                self.gates.note_process(place.target);
+            }
             let Some(after) = self.gates.retry_after(place.target) else { return };
             self.wait_newer(map.version, after.min(self.left(until))).await;
         }
     }
     /// Reports to the coordinator that a target did not answer; waits for its verdict. For a caller that will
-    /// ask other members.
-    pub async fn report_only(&self, place: Place, why: &Error) {
-        let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context);
-        if let Err(e) = reported.await {
+    /// ask other members. True: it was evaluated.
+    pub async fn report_only(&self, place: Place, why: &Error) -> bool {
+        let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context).await;
+        if let Err(e) = &reported {
             tracing::debug!(target_id = %place.target, "not reported to the coordinator: {why}: {e}");
         }
+        reported.is_ok()
     }
     /// Whether calls to the target wait for their turn.
     pub fn is_crowded(&self, target: TargetId) -> bool {
@@ -362,8 +364,10 @@ impl Data {
         let asked = silent.map(|target| {
             Box::pin(async move {
                 let stat = StatTarget { target };
-                let asked = self.cluster.call_target(target, &stat, Payload::default(), CALL_PATIENCE).await;
-                if asked.is_ok_and(|answered| answered.reply.report.stalled_ms < STALLED_MS_MAX) {
+                let asked = self.cluster.call_target(target, &stat, Payload::default(), STAT_PATIENCE).await;
+                let Ok(answered) = asked else { return };
+                self.gates.note_process(target);
+                if answered.reply.report.stalled_ms < STALLED_MS_MAX {
                     self.gates.note_alive(target);
                 }
             }) as BoxFuture<'_, ()>

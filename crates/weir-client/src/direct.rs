@@ -51,13 +51,15 @@ pub enum CommitExtra {
     /// The inode no longer holds inline bytes.
     LeftInode,
     ReleasesToken,
+    /// Reserves space, also past the end, and releases the token.
+    Reserved,
     /// The same, with an append's place: only once.
     Appended,
 }
 
 impl CommitExtra {
     pub fn releases_token(self) -> bool {
-        matches!(self, CommitExtra::ReleasesToken | CommitExtra::Appended)
+        matches!(self, CommitExtra::ReleasesToken | CommitExtra::Reserved | CommitExtra::Appended)
     }
 }
 
@@ -107,7 +109,7 @@ impl Inner {
         if inode.lock().inline != Inline::No {
             self.leave_inode_with_token(inode).await?;
         }
-        let (data, _reservation) = self.fit_direct(inode, offset, data).await?;
+        let (data, reservation) = self.fit_direct(inode, offset, data).await?;
         let end = offset + data.len() as u64;
         let own = self.copy_up(inode, offset, end).await?;
         let sends = self.may_send_direct(inode).await?;
@@ -129,7 +131,9 @@ impl Inner {
         if reported {
             self.note_dirty(inode.ino); // write-back reports it
         } else {
-            let is_elsewhere = self.commit_sent(inode, (offset, end), under, CommitExtra::Nothing).await?;
+            let extra = CommitExtra::Nothing;
+            let is_elsewhere =
+                self.commit_sent(inode, (offset, end), under, (extra, Some(reservation))).await?;
             if is_elsewhere {
                 return Ok(None);
             }
@@ -146,7 +150,8 @@ impl Inner {
     ) -> Result<(Bytes, DirectReservation<'a>)> {
         loop {
             let fits = self.fit(inode, Some(offset), data).await?;
-            if let Some(reservation) = self.spend_direct(inode, offset, offset + fits.len() as u64) {
+            let growth = |st: &State| st.growth(offset, offset + fits.len() as u64);
+            if let Some(reservation) = self.spend_direct(inode, growth) {
                 return Ok((fits, reservation));
             }
         }
@@ -242,27 +247,35 @@ impl Inner {
         }
     }
 
-    /// Reports directly written bytes to the leader, under the token epoch `under`: under a newer one the
-    /// file may have another object, or be truncated. True: that is so, and the leader, which had granted
-    /// this client the Write lease, counted the report under that: the bytes must be sent again.
+    /// Reports directly written bytes, under the token epoch `under`; the reservation ends. True: the leader,
+    /// which had granted this client the Write lease, counted the report under a newer one, and the file may
+    /// have another object, or be truncated: the bytes must be sent again.
     pub async fn commit_sent(
         &self,
         inode: &Arc<Inode>,
         range: (u64, u64),
         under: u32,
-        extra: CommitExtra,
+        (extra, reservation): (CommitExtra, Option<DirectReservation<'_>>),
     ) -> Result<bool> {
-        Ok(truncations(self.commit_direct(inode, range, Some(under), extra).await?) > truncations(under))
+        let token = self.commit_direct(inode, range, Some(under), (extra, reservation)).await?;
+        Ok(truncations(token) > truncations(under))
     }
 
     /// Reports the time of direct writes to the leader, and that the file is at least `size` long.
     pub async fn commit_time(&self, inode: &Arc<Inode>, size: u64, extra: CommitExtra) -> Result<()> {
-        self.commit_direct(inode, (size, size), None, extra).await.map(drop)
+        self.commit_direct(inode, (size, size), None, (extra, None)).await.map(drop)
     }
 
-    /// Releases the token with a reserved range, of which nothing is written yet.
-    pub async fn commit_reserved(&self, inode: &Arc<Inode>, range: (u64, u64)) -> Result<()> {
-        self.commit_direct(inode, range, None, CommitExtra::ReleasesToken).await.map(drop)
+    /// Releases the token with reserved space, of which nothing is written yet; the file is then at least
+    /// `size` long.
+    pub async fn commit_reserved(
+        &self,
+        inode: &Arc<Inode>,
+        size: u64,
+        reservation: DirectReservation<'_>,
+    ) -> Result<()> {
+        let extra = CommitExtra::Reserved;
+        self.commit_direct(inode, (size, size), None, (extra, Some(reservation))).await.map(drop)
     }
 
     /// Returns the token epoch of the answer. `under`: the file's current one, if none is given.
@@ -271,14 +284,17 @@ impl Inner {
         inode: &Arc<Inode>,
         (offset, end): (u64, u64),
         under: Option<u32>,
-        extra: CommitExtra,
+        (extra, reservation): (CommitExtra, Option<DirectReservation<'_>>),
     ) -> Result<u32> {
         let mtime = self.now();
         let _under_way = self.begin_direct(inode, u64::MAX, u64::MAX).await;
         let commit = {
             let mut st = inode.lock();
             st.direct.begin_commit(self.env.clock.now());
-            let growth = st.growth(offset.min(end), end);
+            let growth = match &reservation {
+                Some(reserved) if extra == CommitExtra::Reserved => reserved.growth(),
+                _ => st.growth(offset.min(end), end),
+            };
             let size = st.committed_size();
             let changed = st.changed.take_below(size.max(end));
             Commit {
@@ -315,15 +331,18 @@ impl Inner {
                 return Err(e);
             }
         };
-        self.note_committed(&mut inode.lock(), &entry);
-        drop(committing);
-        self.apply(&entry, revoke_clock);
         let mut st = inode.lock();
+        let added = self.note_committed(&mut st, &entry);
+        self.apply_to(&mut st, &entry, revoke_clock);
+        match reservation {
+            Some(reservation) => reservation.end(&mut st, committing, added),
+            None => self.end_commit(&mut st, committing, added),
+        }
         st.grew_to(&entry);
         match extra {
             CommitExtra::LeftInode => st.inline = Inline::No,
-            CommitExtra::ReleasesToken | CommitExtra::Appended => _ = st.lease.take_append_token(),
-            CommitExtra::Nothing => {}
+            extra if extra.releases_token() => _ = st.lease.take_append_token(),
+            _ => {}
         }
         Ok(entry.lease.token_epoch)
     }

@@ -221,11 +221,10 @@ impl Inner {
                 st.fail(e.clone().doing(format!("commit file {}", inode.ino)));
             }
         })?;
-        self.note_committed(&mut st, &entry);
-        drop(committing);
+        let added = self.note_committed(&mut st, &entry);
         if st.write.generation() != write_generation {
             self.apply_to(&mut st, &entry, revoke_clock);
-            self.settle_reservation(&mut st);
+            self.end_commit(&mut st, committing, added);
             return Ok(true);
         }
         st.write.note_inline_committed(local);
@@ -234,7 +233,7 @@ impl Inner {
         st.leaving.note_inline(is_older);
         st.inline = if st.leaving.has_begun() { Inline::No } else { Inline::Yes(content) };
         self.apply_unasked(&mut st, &entry, revoke_clock);
-        self.settle_reservation(&mut st);
+        self.end_commit(&mut st, committing, added);
         self.forget_if_saved(inode.ino, &st);
         Ok(true)
     }
@@ -286,7 +285,8 @@ impl Inner {
             token_epoch: st.lease.token_epoch(),
             size,
             mtime: st.write.local().map_or_else(|| self.now(), |l| l.mtime),
-            allocated: if is_inline { size } else { st.quota.allocated() },
+            // Of an inline file all bytes count, also those of holes.
+            allocated: st.quota.allocated_of(size, st.size()).max(if is_inline { size } else { 0 }),
             inline,
             drop_inline: st.leaving.may_drop(),
             clean,
@@ -331,11 +331,10 @@ impl Inner {
         }
         drop(marking);
         let entry = reported.inspect_err(|_| st.changed.put_back(&commit.changed))?;
-        self.note_committed(&mut st, &entry);
-        drop(committing);
+        let added = self.note_committed(&mut st, &entry);
         if st.write.generation() != write_generation {
             self.apply_to(&mut st, &entry, revoke_clock);
-            self.settle_reservation(&mut st);
+            self.end_commit(&mut st, committing, added);
             return Ok(());
         }
         let is_whole_size = commit.size == st.size();
@@ -344,7 +343,7 @@ impl Inner {
             st.leaving.end();
         }
         self.apply_unasked(&mut st, &entry, revoke_clock);
-        self.settle_reservation(&mut st);
+        self.end_commit(&mut st, committing, added);
         if let Ok(layout) = layout_of(&st, inode.ino) {
             let first = layout.stripe_of(st.committed_size());
             st.write.forget_touched_below(first);

@@ -3,7 +3,7 @@
 //!
 //! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty inodes,
 //! the list of accesses. No lock is held across a wait.
-use crate::api::{ClientConfig, Forget, Handle, KernelCache, Loss, OpenMode, Stat};
+use crate::api::{ClientConfig, ClientStatus, Forget, Handle, KernelCache, Loss, OpenMode, Stat};
 use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::data::{Data, StripeRef};
@@ -190,7 +190,9 @@ impl Inner {
     pub fn inode(&self, ino: InodeId) -> Arc<Inode> {
         let mut inodes = self.inodes.lock().expect("no holder panics");
         let named = || self.named_at.load(Ordering::SeqCst);
-        inodes.entry(ino).or_insert_with(|| Arc::new(Inode::new(ino, named()))).clone()
+        let inode = inodes.entry(ino).or_insert_with(|| Arc::new(Inode::new(ino, named())));
+        inode.used.store(true, Ordering::Relaxed);
+        inode.clone()
     }
     pub fn known_inode(&self, ino: InodeId) -> Option<Arc<Inode>> {
         self.inodes.lock().expect("no holder panics").get(&ino).cloned()
@@ -206,6 +208,9 @@ impl Inner {
         self.all_inodes().iter().for_each(|inode| inode.lock().check());
         self.tables.closes.lock().check();
         self.tables.locks.check();
+    }
+    pub fn status(&self) -> ClientStatus {
+        self.counters.snapshot(&self.budget, self.inode_count())
     }
     pub fn inode_count(&self) -> usize {
         self.inodes.lock().expect("no holder panics").len()

@@ -55,6 +55,11 @@ impl Names {
         self.known.get(name).copied().or((self.complete && name != TRASH).then_some(None))
     }
 
+    /// How many are known.
+    pub fn count(&self) -> usize {
+        self.known.len()
+    }
+
     /// Shows whether this client's changes, or the loss of the lease, crossed a request: then its answer is
     /// not kept.
     pub fn change(&self) -> u64 {

@@ -12,7 +12,7 @@ use crate::plan::Occasion;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
-use weir_proto::meta::{AcquireLease, Entry, LeaseKind, LeaveInDoubt, ReadInline, ReleaseLease};
+use weir_proto::meta::{AcquireLease, Entry, LeaseKind, LeaveInDoubt, ReadInline};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 /// Flushes of a file under constant writes; after them writers wait for the revoke.
@@ -190,7 +190,7 @@ impl Inner {
         }
     }
 
-    fn drop_under_lease(&self, inode: &Inode, st: &mut crate::inode::State, keep: LeaseKind) {
+    pub fn drop_under_lease(&self, inode: &Inode, st: &mut crate::inode::State, keep: LeaseKind) {
         if st.is_unsaved() {
             let e = Error::io(format!(
                 "file {}: changes could not be saved before another client needed it",
@@ -320,30 +320,6 @@ impl Inner {
         self.env.tasks.blocking(move || kernel.invalidate_inode(ino, what)).await;
     }
 
-    /// Returns a lease that is not in use.
-    async fn release_lease(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.return_names(inode.ino).await;
-        self.flush(inode, Occasion::Closing, false).await?;
-        {
-            let mut st = inode.lock();
-            // The kernel may have looked it up again meanwhile.
-            let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
-            if st.is_dirty() || !st.lease.is_held() || in_use {
-                return Ok(());
-            }
-            st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
-            self.drop_under_lease(inode, &mut st, LeaseKind::None);
-        }
-        self.report_access_of(inode).await;
-        self.report_close_of(inode.ino).await;
-        let ino = inode.ino;
-        let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
-        let answer = self.session.ask(self.deadline(), release).await;
-        // Grants to requests that crossed the release do not count.
-        inode.lock().mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
-        answer
-    }
-
     /// Asks for a lease; returns the kind held afterwards.
     pub async fn acquire(&self, inode: &Inode, kind: LeaseKind) -> Result<LeaseKind> {
         self.ask_lease(inode, kind, false).await?;
@@ -389,37 +365,4 @@ impl Inner {
             inode.lock().forgotten = true;
         }
     }
-
-    /// Returns leases of unused inodes, when there are many.
-    pub async fn return_forgotten(&self) {
-        let excess = self.inode_count().saturating_sub(IDLE_INODES_MAX);
-        if excess == 0 {
-            return;
-        }
-        let idle = |inode: &Arc<Inode>| {
-            let st = inode.lock();
-            let is_idle = st.forgotten && !st.opens.is_open() && !st.birth.is_under_way();
-            is_idle && !st.is_dirty() && !st.is_in_doubt()
-        };
-        let idle: Vec<_> = self.all_inodes().into_iter().filter(idle).take(excess.min(RETURN_MAX)).collect();
-        for inode in idle {
-            if let Err(e) = self.release_lease(&inode).await {
-                tracing::debug!("the lease on {} was not returned: {e}", inode.ino);
-                return;
-            }
-            // A lookup may have brought it back meanwhile.
-            let still_idle = {
-                let st = inode.lock();
-                st.forgotten && !st.lease.is_held()
-            };
-            if still_idle {
-                self.remove_unused_inode(&inode);
-            }
-        }
-    }
 }
-
-/// Inodes kept without a user.
-const IDLE_INODES_MAX: usize = 100_000;
-/// Leases returned in one batch.
-const RETURN_MAX: usize = 2_000;

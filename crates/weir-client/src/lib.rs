@@ -27,6 +27,7 @@ mod files;
 mod floors;
 mod flush;
 mod hole;
+mod idle;
 mod inner;
 mod inode;
 mod join;
@@ -173,7 +174,9 @@ impl Client {
             env.tasks.spawn("learn of the space", learn_space(inner.data.cluster.clone())),
             env.tasks.spawn("keep the session", keep_session(inner.weak())),
             env.tasks.spawn("write back", write_back(inner.weak())),
+            env.tasks.spawn("return idle inodes", return_idle(inner.weak())),
             env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
+            env.tasks.spawn("watch the way to the leader", watch_way(inner.weak())),
         ];
         Ok(Client { inner, _tasks: Arc::new(Background(tasks)) }.with_meters())
     }
@@ -182,7 +185,7 @@ impl Client {
         self.inner.data.cluster.id()
     }
     pub fn status(&self) -> ClientStatus {
-        self.inner.counters.snapshot(&self.inner.budget)
+        self.inner.status()
     }
     /// For simulators and tests: panics if an invariant of the client's state does not hold.
     pub fn check(&self) {
@@ -240,6 +243,15 @@ async fn keep_session(inner: Weak<Inner>) {
     }
 }
 
+/// Goes to a leader that is silent here through another node, and back once the direct way works.
+async fn watch_way(inner: Weak<Inner>) {
+    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
+        clock.sleep(SESSION_POLL).await;
+        let Some((channel, is_late)) = inner.upgrade().map(|inner| inner.session.way()) else { return };
+        channel.compare_ways(is_late).await;
+    }
+}
+
 /// Reports what calls wait for, and leaves a leader that has moved elsewhere.
 async fn watch_waits(inner: Weak<Inner>, title: String) {
     let (mut reported, mut leader) = (None, String::new());
@@ -278,6 +290,14 @@ async fn write_back(inner: Weak<Inner>) {
         inner.report_accesses().await;
         inner.report_old_closes().await;
         inner.return_reservations().await;
-        inner.return_forgotten().await;
+    }
+}
+
+/// Not in the task of write-back: the kernel may have to wait for a page before it drops an inode.
+async fn return_idle(inner: Weak<Inner>) {
+    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
+        clock.sleep(WRITE_BACK_PERIOD).await;
+        let Some(inner) = inner.upgrade() else { return };
+        inner.return_idle().await;
     }
 }

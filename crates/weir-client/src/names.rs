@@ -8,14 +8,14 @@ use crate::inode::Inode;
 use crate::known_names::Outcome;
 use crate::plan::Occasion;
 use bytes::Bytes;
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use weir_coord::decide::file_space;
 use weir_proto::meta::{
     Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
     Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
     Renamed, Rmdir, SetXattr, StatFs, Symlink, Unlink, Usage,
 };
-use weir_proto::volume::{Volume, VolumeAt};
+use weir_proto::volume::{Policy, Volume, VolumeAt};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
 
 impl Inner {
@@ -447,19 +447,19 @@ impl Inner {
     }
 
     pub async fn statfs(&self) -> Result<Space> {
+        self.space_for(None).await
+    }
+
+    /// The space for new files of a volume: its scheme and pool count.
+    async fn space_for(&self, policy: Option<&Policy>) -> Result<Space> {
         let stat = self.session.ask(self.deadline(), |session| StatFs { session }).await?;
         let status = self.data.cluster.known_status().await?;
-        let scheme = status.map.settings.scheme;
-        // One report per target: the newest counts.
-        let reports: BTreeMap<_, _> = status.targets.iter().map(|r| (r.target, r)).collect();
-        let sum =
-            |f: fn(&weir_proto::coord::TargetReport) -> u64| reports.values().map(|r| f(r)).sum::<u64>();
-        let capacity_bytes = scheme.payload_share(sum(|r| r.capacity));
-        let used_bytes = scheme.payload_share(sum(|r| r.used));
+        let (scheme, pool) = policy.map_or((None, None), |p| (p.scheme, p.pool.as_deref()));
+        let space = file_space(&status.map, &status.targets, scheme, pool);
         Ok(Space {
-            capacity_bytes,
-            used_bytes,
-            free_bytes: capacity_bytes.saturating_sub(used_bytes),
+            capacity_bytes: space.capacity(),
+            used_bytes: space.used,
+            free_bytes: space.free,
             files: stat.files,
             directories: stat.directories,
             inodes_max: None,
@@ -468,14 +468,13 @@ impl Inner {
 
     /// The same as seen from within a volume with limits.
     pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
-        let space = self.statfs().await?;
         let volume = match self.session.ask(self.deadline(), |session| VolumeAt { session, ino }).await {
             Ok(volume) => volume,
             // The inode is gone: the space of the whole is right, too.
-            Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return Ok(space),
+            Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return self.statfs().await,
             Err(e) => return Err(e),
         };
-        Ok(within(&volume, space))
+        Ok(within(&volume, self.space_for(Some(&volume.policy)).await?))
     }
 }
 

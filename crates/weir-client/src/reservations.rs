@@ -3,9 +3,11 @@
 //!
 //! Invariants: written and uncommitted bytes never exceed the leader's grant; a file without a limit of
 //! bytes asks for nothing. The bytes that a commit adds to an account's usage leave the reservation at
-//! the same moment at both ends, because no reservation is negotiated while a commit is in flight.
+//! the same moment at both ends, because no reservation is negotiated while a commit is in flight: until its
+//! bytes have left both the grant and the spent bytes.
 use crate::inner::Inner;
-use crate::inode::{Inode, NO_LIMIT, State};
+use crate::inode::{Inode, NO_LIMIT, State, Wish};
+use crate::table::reservations::Committing;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_env::Instant;
@@ -49,21 +51,17 @@ impl Inner {
         }
     }
 
-    /// A commit was answered: the bytes that it added to the account's usage leave the reservation. Before
-    /// the answer is applied.
-    pub fn note_committed(&self, st: &mut State, entry: &Entry) {
-        if entry.attr.nlink > 0 {
-            self.note_charged(st, entry.attr.allocated);
-        } else {
-            st.quota.note_charged(entry.attr.allocated);
-        }
+    /// A commit was answered: returns the bytes that it added to the account's usage. Before the answer is
+    /// applied.
+    pub fn note_committed(&self, st: &mut State, entry: &Entry) -> u64 {
+        let added = st.quota.note_charged(entry.attr.allocated);
+        if entry.attr.nlink > 0 { added } else { 0 }
     }
-    /// The same for a file that has a name and this many bytes on targets or inline.
-    pub fn note_charged(&self, st: &mut State, allocated: u64) {
-        let added = st.quota.note_charged(allocated);
-        if st.quota.is_limited() {
-            self.tables.reservations.note_charged(st.quota.limited(), added);
-        }
+    /// After the answer was applied: these bytes leave the reservation, and no others stay spent.
+    pub fn end_commit(&self, st: &mut State, committing: Option<Committing<'_>>, added: u64) {
+        let added = if st.quota.is_limited() { added } else { 0 };
+        let (account, is_changed) = (st.quota.limited(), st.write.local().is_some());
+        self.tables.reservations.end_commit(committing, (account, added), st.quota.settle(is_changed));
     }
 
     /// The part of `data` that the quota has space for; an error if there is none. `at` `None`: at the end of
@@ -96,25 +94,30 @@ impl Inner {
         }
     }
 
-    /// Reserves all of `growth` bytes, or none of them. Without a limit it compares with the free space
-    /// instead, which it does not reserve.
-    pub async fn reserve_for(&self, inode: &Inode, growth: u64) -> Result<()> {
-        if growth == 0 {
-            return Ok(());
-        }
+    /// Reserves all bytes that a `fallocate` charges, or none of them. The free space must suffice for what
+    /// the file may take in addition, which is not reserved.
+    pub async fn reserve_for(&self, inode: &Inode, wish: &Wish) -> Result<()> {
+        let most = {
+            let st = inode.lock();
+            st.reservation(wish).max(wish.end.saturating_sub(wish.offset.max(st.size())))
+        };
         // While a cluster starts its capacity is not known yet (0), and without the coordinator nothing is.
-        if let Ok(space) = self.statfs().await
+        if most > 0
+            && let Ok(space) = self.statfs().await
             && space.capacity_bytes > 0
-            && growth > space.free_bytes
+            && most > space.free_bytes
         {
             return Err(Error::no_space(format!(
-                "reserve {growth} bytes for file {}: {} are free",
+                "reserve {most} bytes for file {}: {} are free",
                 inode.ino, space.free_bytes
             )));
         }
         let begun = self.env.clock.now();
         loop {
-            let account = inode.lock().quota.limited();
+            let (account, growth) = {
+                let st = inode.lock();
+                (st.quota.limited(), st.reservation(wish))
+            };
             if account == NO_LIMIT || growth <= self.free_reservation(account) {
                 return Ok(());
             }
@@ -197,15 +200,14 @@ impl Inner {
         }
     }
 
-    /// The reservation of a direct write, until the returned value is dropped.
+    /// The reservation of a direct write that adds `growth`, until the returned value is dropped.
     pub fn spend_direct<'a>(
         &'a self,
         inode: &'a Inode,
-        offset: u64,
-        end: u64,
+        growth: impl FnOnce(&State) -> u64,
     ) -> Option<DirectReservation<'a>> {
         let mut st = inode.lock();
-        let growth = st.growth(offset, end);
+        let growth = growth(&st);
         if !self.spend(&mut st, growth) {
             return None;
         }
@@ -221,10 +223,25 @@ pub struct DirectReservation<'a> {
     growth: u64,
 }
 
+impl DirectReservation<'_> {
+    pub fn growth(&self) -> u64 {
+        self.growth
+    }
+    /// The write is committed; `added`: to the account's usage, as far as the answer shows it. Another answer
+    /// may have shown the commit's bytes before this one did.
+    pub fn end(mut self, st: &mut State, committing: Option<Committing<'_>>, added: u64) {
+        let growth = std::mem::take(&mut self.growth);
+        st.quota.end_direct(growth);
+        self.inner.end_commit(st, committing, added.max(growth));
+    }
+}
+
 impl Drop for DirectReservation<'_> {
     fn drop(&mut self) {
-        let mut st = self.inode.lock();
-        st.quota.end_direct(self.growth);
-        self.inner.settle_reservation(&mut st);
+        if self.growth > 0 {
+            let mut st = self.inode.lock();
+            st.quota.end_direct(self.growth);
+            self.inner.settle_reservation(&mut st);
+        }
     }
 }

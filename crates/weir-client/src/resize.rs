@@ -5,7 +5,7 @@
 use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::direct::WriteTarget;
 use crate::inner::{Inner, OpenFile, layout_of};
-use crate::inode::{Inline, Inode};
+use crate::inode::{Inline, Inode, Wish};
 use crate::join::join_all;
 use crate::plan::Occasion;
 use crate::seek::STRIPES_AT_ONCE;
@@ -116,7 +116,8 @@ impl Inner {
     /// This client has set the file to `size`: its knowledge of data beyond is outdated.
     pub fn truncate_local(&self, inode: &Inode, size: u64, sent_end: u64, exclusive: bool) {
         let mut st = inode.lock();
-        let shrinks = size < st.size().max(sent_end).max(st.committed_size());
+        let before = st.size();
+        let shrinks = size < before.max(sent_end).max(st.committed_size());
         st.attr_old = true;
         st.tier.forget_layers();
         st.pages.note_change();
@@ -131,7 +132,7 @@ impl Inner {
         if shrinks {
             st.write.note_truncation(exclusive);
         }
-        st.quota.note_truncated(size);
+        st.quota.note_truncated(before, size);
         self.settle_reservation(&mut st);
         self.cache().remove(inode.ino, size, u64::MAX);
     }
@@ -146,12 +147,16 @@ impl Inner {
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
         self.await_birth(&file.inode).await?;
+        let wish = |grows, zeroes| Wish { offset, end, grows, zeroes };
         match what {
-            Allocate::Extend => self.reserve(&file, offset, end, true).await,
-            Allocate::Reserve => self.reserve(&file, offset, end, false).await,
-            Allocate::PunchHole => self.zero_range(&file, offset, end, true).await,
-            Allocate::ZeroRange => self.zero_range(&file, offset, end, false).await,
-        }?;
+            Allocate::Extend => self.reserve(&file, wish(true, false)).await?,
+            Allocate::Reserve => self.reserve(&file, wish(false, false)).await?,
+            Allocate::PunchHole => self.zero_range(&file, offset, end, true).await?,
+            Allocate::ZeroRange | Allocate::ExtendByZeros => {
+                self.reserve(&file, wish(what == Allocate::ExtendByZeros, true)).await?;
+                self.zero_range(&file, offset, end, false).await?;
+            }
+        }
         if file.inode.lock().lease.is_write() {
             // The leader must know the file's allocation before the call returns, because `stat` reports it.
             self.flush(&file.inode, Occasion::Growing, false).await?;
@@ -159,40 +164,40 @@ impl Inner {
         Ok(())
     }
 
-    /// Charges the space of a range, of which the file may have written nothing yet. `grows`: afterwards the
-    /// file is `end` bytes long, or longer: bytes that other clients write past that meanwhile stay.
-    async fn reserve(&self, file: &OpenFile, offset: u64, end: u64, grows: bool) -> Result<()> {
+    /// Charges the space of a range, of which the file may have written nothing yet. If it grows, it is then
+    /// `end` bytes long, or longer: bytes that other clients write past that meanwhile stay.
+    async fn reserve(&self, file: &OpenFile, wish: Wish) -> Result<()> {
         let inode = &file.inode;
         let _grows = inode.growing.lock().await;
         let deadline = self.deadline();
         for _ in 0..TRIES_MAX {
-            let way = self.prepare_write(inode, Some(end), 0).await?;
+            let way = self.prepare_write(inode, Some(wish.end), 0).await?;
             file.works()?;
             if way == Way::Direct {
-                match self.reserve_with_token(inode, offset, end, grows).await {
+                match self.reserve_with_token(inode, wish).await {
                     Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
                     done => return done,
                 }
             }
-            let reserved = inode.lock().reservation(offset, end, grows);
-            self.reserve_for(inode, reserved.map_err(|e| e.doing(format!("file {}", inode.ino)))?).await?;
+            self.reserve_for(inode, &wish).await?;
             let mut st = inode.lock();
-            let (size, growth) = (st.size(), st.reservation(offset, end, grows)?);
-            if end <= size && growth == 0 {
-                return Ok(());
-            }
-            if !is_ready_to_buffer(&st, end) || !self.spend(&mut st, growth) {
+            let growth = st.reservation(&wish);
+            if !is_ready_to_buffer(&st, wish.end) || !self.spend(&mut st, growth) {
                 continue;
             }
             st.quota.note_growth(growth);
-            st.changed.add(size.min(end), end);
-            st.note_write(end, self.now(), self.env.clock.now());
+            let size = st.size();
+            if wish.grows && wish.end > size {
+                st.changed.add(size, wish.end);
+            }
+            // Even if nothing is missing: the times change.
+            st.note_write(if wish.grows { wish.end } else { size }, self.now(), self.env.clock.now());
             self.settle_reservation(&mut st);
             self.note_dirty(inode.ino);
             return Ok(());
         }
         Err(Error::unavailable(format!(
-            "extend file {}: its lease came and went {TRIES_MAX} times",
+            "reserve space of file {}: its lease came and went {TRIES_MAX} times",
             inode.ino
         )))
     }
@@ -354,6 +359,9 @@ impl Inner {
     async fn most_data(&self, inode: &Inode, own: InodeId, freed: u64) -> Option<(u64, Option<u64>)> {
         let (sends, size, is_dense, is_here, layout) = {
             let st = inode.lock();
+            if st.quota.is_reserved_beyond(st.size()) {
+                return None; // the space of the hole stays with that past the end
+            }
             let is_here = st.attr.as_ref().is_some_and(|a| a.evicted == 0 && a.layers.is_none());
             (
                 st.write.send_count(),

@@ -142,24 +142,23 @@ impl Inner {
         let end = start + u64::from(buf.end());
         let parts = buf.freeze();
         let id = st.write.begin_send(stripe, end, parts.clone());
-        let write_generation = st.write.generation();
-        let token_epoch = st.lease.token_epoch();
-        let (inode, object) = (inode.clone(), st.object(inode.ino));
-        let unresolved = st.write.unresolved_of(stripe);
-        let patience = self.config.patience;
-        let send = Send {
-            inode,
-            object,
+        Ok((id, Send { parts, how, ..self.empty_send(inode, st, layout, stripe) }))
+    }
+
+    /// It replaces the stripe by nothing.
+    fn empty_send(&self, inode: &Arc<Inode>, st: &State, layout: Layout, stripe: u64) -> Send {
+        Send {
+            inode: inode.clone(),
+            object: st.object(inode.ino),
             layout,
             stripe,
-            parts,
-            how,
-            unresolved,
-            token_epoch,
-            write_generation,
-            patience,
-        };
-        Ok((id, send))
+            parts: Vec::new(),
+            how: SendAs::Empty,
+            unresolved: st.write.unresolved_of(stripe),
+            token_epoch: st.lease.token_epoch(),
+            write_generation: st.write.generation(),
+            patience: self.config.patience,
+        }
     }
 
     async fn run_send(self: Arc<Self>, mut send: Send) {
@@ -413,21 +412,7 @@ impl Inner {
             return Ok(Some(None));
         }
         st.write.begin_send(stripe, 0, Vec::new());
-        let (write_generation, token_epoch) = (st.write.generation(), st.lease.token_epoch());
-        let unresolved = st.write.unresolved_of(stripe);
-        let (inode, parts, how) = (inode.clone(), Vec::new(), SendAs::Empty);
-        Ok(Some(Some(Send {
-            inode,
-            object,
-            layout,
-            stripe,
-            parts,
-            how,
-            unresolved,
-            token_epoch,
-            write_generation,
-            patience: self.config.patience,
-        })))
+        Ok(Some(Some(self.empty_send(inode, &st, layout, stripe))))
     }
 
     /// Returns when all live members have it next to their base. A version that meets a seal must be higher

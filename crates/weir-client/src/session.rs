@@ -28,6 +28,8 @@ use weir_rpc::{Channel, Connection};
 
 /// First pause before a leader that did not answer is retried.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_millis(500) };
+/// A leader that has not answered for this long may be reached on another way.
+const LATE: Duration = Duration::from_secs(1);
 /// Leases are trusted this much shorter than the leader's term: clocks run at slightly different speeds.
 const TERM_MARGIN: u32 = 8;
 
@@ -144,6 +146,15 @@ impl Session {
     /// Abandons a connection to a leader that has moved elsewhere.
     pub fn leave_old_address(&self) {
         self.channel.leave_old_address();
+    }
+
+    /// The channel to the leader, and whether an answer is late: then another way may lead there.
+    pub fn way(&self) -> (Channel, bool) {
+        let silent = self.env.clock.now().since(Instant(self.contacted.load(Ordering::Relaxed)));
+        // Without requests it answers once in each period.
+        let usual =
+            if self.asking.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { self.keep_alive_period() };
+        (self.channel.clone(), silent > usual + LATE)
     }
 
     pub fn set_holder(&self, holder: Weak<dyn Holder>) {

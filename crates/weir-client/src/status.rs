@@ -19,7 +19,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    pub fn snapshot(&self, budget: &Budget) -> ClientStatus {
+    pub fn snapshot(&self, budget: &Budget, inodes: usize) -> ClientStatus {
         ClientStatus {
             written_bytes: self.written_bytes.load(Relaxed),
             read_bytes: self.read_bytes.load(Relaxed),
@@ -29,11 +29,12 @@ impl Counters {
             hedged_reads: self.hedged_reads.load(Relaxed),
             degraded_writes: self.degraded_writes.load(Relaxed),
             crc_failures: self.crc_failures.load(Relaxed),
-            memory_used_bytes: budget.used_bytes(),
+            memory_used_bytes: budget.used_bytes() + budget.names_bytes(),
             memory_peak_bytes: budget.peak_bytes(),
             asked: self.asked.load(Relaxed),
             revokes: self.revokes.load(Relaxed),
             own_evictions: self.own_evictions.load(Relaxed),
+            inodes: inodes as u64,
         }
     }
 }

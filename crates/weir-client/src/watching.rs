@@ -14,9 +14,7 @@ impl Client {
         let meters = &self.watch().meters;
         let show = |kind, name, read: fn(&crate::ClientStatus) -> u64| {
             let inner = Arc::downgrade(&self.inner);
-            let value = move || {
-                inner.upgrade().map_or(0, |inner| read(&inner.counters.snapshot(&inner.budget)) as i64)
-            };
+            let value = move || inner.upgrade().map_or(0, |inner| read(&inner.status()) as i64);
             meters.observe(kind, name, ("", ""), Arc::new(value));
         };
         show(Kind::Counter, "weir_client_sent_bytes_total", |s| s.wire_sent_bytes);

@@ -25,6 +25,12 @@ const LEAST_SPAN: Duration = Duration::from_secs(4);
 /// Pauses after `Busy`, if the target asks for less; they double while it stays so.
 const BUSY: Backoff = Backoff { first: Duration::from_millis(10), max: Duration::from_secs(2) };
 
+/// One target may take this long for one call before the coordinator is asked to evaluate it: a loaded disk
+/// does a group commit of many fragments in well under a second.
+const CALL_PATIENCE: Duration = Duration::from_secs(5);
+/// `CALL_PATIENCE` is doubled at most this many times, to 80 s.
+const DOUBLINGS_MAX: u32 = 4;
+
 /// How a call ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
@@ -65,6 +71,38 @@ impl Least {
     }
     fn get(&self) -> Option<Duration> {
         self.now.into_iter().chain(self.before).min()
+    }
+}
+
+/// How long a call to one target may take. It doubles at a target that lives but did not answer in that time,
+/// so a disk that needs longer gets the data in the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CallPatience {
+    doublings: u32,
+    /// A call of this patience was not answered, nor any later one.
+    is_over: bool,
+}
+
+impl CallPatience {
+    pub fn get(&self) -> Duration {
+        CALL_PATIENCE * (1 << self.doublings)
+    }
+    /// A call has ended.
+    pub fn ended(&mut self, took: Duration, how: Ended) {
+        match how {
+            Ended::Answered => {
+                let is_quick = took * 4 < self.get();
+                self.doublings = self.doublings.saturating_sub(u32::from(is_quick));
+                self.is_over = false;
+            }
+            Ended::Failed => self.is_over |= took >= self.get(),
+            Ended::Busy(_) | Ended::Abandoned => {}
+        }
+    }
+    /// The target's process lives: it has answered a question that needs neither its disk nor its queue.
+    pub fn lives(&mut self) {
+        self.doublings = (self.doublings + u32::from(self.is_over)).min(DOUBLINGS_MAX);
+        self.is_over = false;
     }
 }
 
@@ -264,6 +302,35 @@ mod tests {
         assert!(window.limit > START, "less than four times as long: {}", window.limit);
         run(&mut window, now, now + 30_000, 1100, Ended::Answered);
         assert_eq!(window.limit, FLOOR, "longer than a second is an overload");
+    }
+
+    #[test]
+    fn a_call_may_take_longer_at_a_live_target_that_is_late() {
+        let s = Duration::from_secs;
+        let mut patience = CallPatience::default();
+        for (took, how, lives, then) in [
+            // Only a call that waited that long, and only at a target that lives.
+            (s(1), Ended::Failed, true, s(5)),
+            (s(5), Ended::Failed, false, s(5)),
+            (s(5), Ended::Abandoned, true, s(10)),
+            (s(5), Ended::Failed, true, s(10)),
+            (s(10), Ended::Failed, true, s(20)),
+            (s(7), Ended::Answered, true, s(20)),
+            (s(4), Ended::Answered, true, s(10)),
+            (s(1), Ended::Answered, true, s(5)),
+            (s(1), Ended::Answered, true, s(5)),
+        ] {
+            patience.ended(took, how);
+            if lives {
+                patience.lives();
+            }
+            assert_eq!(patience.get(), then, "{took:?} {how:?}");
+        }
+        for _ in 0..10 {
+            patience.ended(patience.get(), Ended::Failed);
+            patience.lives();
+        }
+        assert_eq!(patience.get(), s(80));
     }
 
     #[test]

@@ -170,15 +170,15 @@ pub fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
     }
 }
 
-/// The operations of a `fallocate`, one after the other.
-pub fn allocate(mode: i32) -> Result<&'static [Allocate], Errno> {
+/// The kind of a `fallocate`. Ranges that are cut out of a file, or pushed into it, are refused.
+pub fn allocate(mode: i32) -> Result<Allocate, Errno> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     match (mode & !libc::FALLOC_FL_KEEP_SIZE, keep_size) {
-        (0, false) => Ok(&[Allocate::Extend]),
-        (0, true) => Ok(&[Allocate::Reserve]),
-        (libc::FALLOC_FL_PUNCH_HOLE, true) => Ok(&[Allocate::PunchHole]),
-        (libc::FALLOC_FL_ZERO_RANGE, false) => Ok(&[Allocate::Extend, Allocate::ZeroRange]),
-        (libc::FALLOC_FL_ZERO_RANGE, true) => Ok(&[Allocate::Reserve, Allocate::ZeroRange]),
+        (0, false) => Ok(Allocate::Extend),
+        (0, true) => Ok(Allocate::Reserve),
+        (libc::FALLOC_FL_PUNCH_HOLE, true) => Ok(Allocate::PunchHole),
+        (libc::FALLOC_FL_ZERO_RANGE, false) => Ok(Allocate::ExtendByZeros),
+        (libc::FALLOC_FL_ZERO_RANGE, true) => Ok(Allocate::ZeroRange),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }

@@ -191,12 +191,14 @@ pub enum Allocate {
     /// The range's space is charged from now on, so that no limit refuses a later write there; the file grows
     /// if it is shorter.
     Extend,
-    /// The same for a range within the file.
+    /// The range's space is charged; the size stays, and later writes past the end need no more.
     Reserve,
     /// The range reads as zeros and takes no space; the size stays.
     PunchHole,
-    /// The range reads as zeros and is still charged; the size stays.
+    /// The range reads as zeros and is charged; the size stays.
     ZeroRange,
+    /// The range reads as zeros and is charged; the file grows if it is shorter.
+    ExtendByZeros,
 }
 
 /// Changes or locks that were lost because this client could not keep its lease or lock.
@@ -224,12 +226,15 @@ pub struct ClientStatus {
     pub degraded_writes: u64,
     /// Blocks that failed their checksum.
     pub crc_failures: u64,
-    /// The used part of the memory budget, and its peak: dirty and cached data, in bytes.
+    /// The used part of the memory budget: dirty and cached data, and what inodes and names need, in bytes.
     pub memory_used_bytes: u64,
+    /// The most that data has used, in bytes.
     pub memory_peak_bytes: u64,
     /// Messages to the metadata leader.
     pub asked: u64,
     pub revokes: u64,
     /// Evictions of a part of a file that this client was writing.
     pub own_evictions: u64,
+    /// Inodes whose state is kept.
+    pub inodes: u64,
 }

@@ -1,6 +1,6 @@
 //! Names and attributes.
 use crate::Client;
-use crate::api::{Handle, NewMode, SetAttrs, Space, Stat};
+use crate::api::{Forget, Handle, NewMode, SetAttrs, Space, Stat};
 use bytes::Bytes;
 use weir_env::BoxFuture;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
@@ -43,6 +43,20 @@ impl Client {
         Box::pin(async move {
             let through = self.inner.open_file_of(handle, ino)?;
             self.inner.setattr(cred, ino, through.as_deref(), set).await
+        })
+    }
+    /// Changes attributes beside what a request of the kernel asks for. Its answer does not show them, and a
+    /// kernel may keep each attribute by itself: it drops all of them before this returns.
+    pub fn setattr_unasked<'a>(
+        &'a self,
+        cred: &'a Cred,
+        ino: InodeId,
+        set: SetAttrs,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            self.inner.setattr(cred, ino, None, set).await?;
+            self.inner.invalidate(ino, Forget::Attributes).await;
+            Ok(())
         })
     }
     pub fn readlink(&self, ino: InodeId) -> BoxFuture<'_, Result<Bytes>> {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a call is in flight only with a [`Pass`]; a call that a busy target refused keeps its place at
 //! the head of the queue. The decisions are those of [`crate::window`]. Knows neither groups nor requests.
-use crate::window::{Ended, May, Retries, Window};
+use crate::window::{CallPatience, Ended, May, Retries, Window};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,6 +26,7 @@ struct Gate {
 struct State {
     window: Window,
     retries: Retries,
+    patience: CallPatience,
     /// Of calls, in order of arrival.
     numbers: u64,
     /// In order of arrival. As many as the caller's bounds allow: stripes in flight, reads, hedges.
@@ -117,7 +118,15 @@ impl Gates {
     pub fn is_crowded(&self, target: TargetId) -> bool {
         !self.gate(target).lock().waiting.is_empty()
     }
-    /// The target has answered a call that did not pass here.
+    /// How long one call may be in flight.
+    pub fn call_patience(&self, target: TargetId) -> Duration {
+        self.gate(target).lock().patience.get()
+    }
+    /// The target's process lives; its disk may not.
+    pub fn note_process(&self, target: TargetId) {
+        self.gate(target).lock().patience.lives();
+    }
+    /// Its disk completes requests, too, though no answer has passed here.
     pub fn note_alive(&self, target: TargetId) {
         self.gate(target).lock().silent_since = None;
     }
@@ -216,6 +225,7 @@ impl Pass {
         }
         state.window.ended(self.sent, now, how, dice);
         state.retries.ended(how);
+        state.patience.ended(now.since(self.sent), how);
         state.call_next();
     }
 }

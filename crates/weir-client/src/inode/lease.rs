@@ -13,6 +13,9 @@ pub struct LeaseState {
     append_token: bool,
     /// A revoke is at its last step: no new dirty data.
     closing: bool,
+    /// The lease was given up, and the leader has not confirmed it yet. It may have granted another one
+    /// before, which ends with the first: no grant counts.
+    releasing: bool,
     revoked_at: u64,
     revoke_keep: LeaseKind,
     /// All leases held here were reported to the leader, which takes others back: replies to requests sent
@@ -42,6 +45,7 @@ impl LeaseState {
             recover: false,
             append_token: false,
             closing: false,
+            releasing: false,
             revoked_at: 0,
             revoke_keep: LeaseKind::None,
             named_at,
@@ -66,7 +70,7 @@ impl LeaseState {
 
     /// Applies the lease of a reply to a request that was sent at `revoke_clock`.
     pub fn grant(&mut self, lease: &Lease, revoke_clock: u64) -> Option<Raised> {
-        let mut granted = lease.kind;
+        let mut granted = if self.releasing { LeaseKind::None } else { lease.kind };
         if self.revoked_at > revoke_clock {
             granted = granted.min(self.revoke_keep);
         }
@@ -113,6 +117,15 @@ impl LeaseState {
     /// Sets whether the revoke in progress forbids new dirty data.
     pub fn note_closing(&mut self, closing: bool) {
         self.closing = closing;
+    }
+
+    pub fn begin_release(&mut self) {
+        self.releasing = true;
+    }
+    /// Grants to requests that crossed the release do not count: they were sent before `revoke_clock`.
+    pub fn end_release(&mut self, revoke_clock: u64) {
+        self.releasing = false;
+        self.mark_revoked(revoke_clock, LeaseKind::None);
     }
 
     /// Whether a writer died, and its leftovers are not decided yet.

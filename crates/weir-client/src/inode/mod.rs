@@ -19,13 +19,14 @@ pub use lease::LeaseState;
 pub use loans::Loans;
 pub use opens::Opens;
 pub use pages::PageState;
-pub use quota::{Limits, NO_LIMIT, QuotaState, Settled};
+pub use quota::{Limits, NO_LIMIT, QuotaState, Settled, Wish};
 pub use tier::{Ranges, TierState, touches};
 pub use write::{DirectWrites, Unresolved, WriteErrors, WriteState};
 
 use crate::api::Stat;
 use crate::changed::Changed;
 use crate::known_names::Names;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use weir_env::Instant;
@@ -35,6 +36,8 @@ use weir_proto::{Error, InodeId, Result};
 
 pub struct Inode {
     pub ino: InodeId,
+    /// Since the last search for idle inodes.
+    pub used: AtomicBool,
     state: Mutex<State>,
     /// Sends, fetches or a revoke of this inode ended.
     pub changed: Notify,
@@ -78,6 +81,7 @@ impl Inode {
     pub fn new(ino: InodeId, named_at: u64) -> Inode {
         Inode {
             ino,
+            used: AtomicBool::new(true),
             state: Mutex::new(State::new(named_at)),
             changed: Notify::new(),
             flushing: tokio::sync::Mutex::new(()),
@@ -344,9 +348,9 @@ impl State {
     pub fn fitting(&self, offset: u64, len: usize, free: u64) -> usize {
         self.quota.fitting(self.size(), offset, len, free)
     }
-    /// The bytes to reserve so that all of a range can be written.
-    pub fn reservation(&self, offset: u64, end: u64, grows: bool) -> Result<u64> {
-        self.quota.reservation(self.size(), offset, end, grows)
+    /// The bytes to charge for `fallocate`.
+    pub fn reservation(&self, wish: &Wish) -> u64 {
+        self.quota.reservation(self.size(), wish)
     }
 
     /// Notes a write up to `end` that was accepted under the Write lease.

@@ -1,9 +1,9 @@
 //! A file's usage of the quotas that apply to it, in bytes, and the reservation for uncommitted ones.
 //!
 //! Only the number of bytes in holes is known, not their position. Pure.
+use weir_proto::VolumeId;
 use weir_proto::meta::Entry;
 use weir_proto::quota::Account;
-use weir_proto::{Error, Result, VolumeId};
 
 /// No limit applies.
 pub const NO_LIMIT: Account = Account::NONE;
@@ -25,7 +25,8 @@ impl Default for Limits {
 
 #[derive(Debug)]
 pub struct QuotaState {
-    /// Bytes allocated by data, including uncommitted changes.
+    /// Bytes allocated by data, including uncommitted changes. More than the size: it has no holes, and the
+    /// space up to there is reserved.
     allocated: u64,
     /// The same as known to the leader.
     charged: u64,
@@ -39,6 +40,17 @@ pub struct QuotaState {
     direct_reserved: u64,
     /// Limits hold for its present owner and group: only the leader changes these.
     owner_fixed: bool,
+}
+
+/// Space that `fallocate` asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Wish {
+    pub offset: u64,
+    pub end: u64,
+    /// Afterwards the file is `end` bytes long, or longer.
+    pub grows: bool,
+    /// The range is zeroed.
+    pub zeroes: bool,
 }
 
 /// A change of a file's reservation.
@@ -119,9 +131,12 @@ impl QuotaState {
     pub fn note_growth(&mut self, growth: u64) {
         self.allocated += growth;
     }
-    pub fn note_truncated(&mut self, size: u64) {
-        self.allocated = self.allocated.min(size);
-        self.charged = self.charged.min(size);
+    /// The size was set. Space that was reserved past the end stays if the file grew.
+    pub fn note_truncated(&mut self, before: u64, size: u64) {
+        if size <= before {
+            self.allocated = self.allocated.min(size);
+            self.charged = self.charged.min(size);
+        }
     }
     /// Subtracts freed bytes, each of which may have been a hole before. `most`: upper bound of the rest.
     pub fn note_freed(&mut self, freed: u64, most: Option<u64>) {
@@ -144,23 +159,32 @@ impl QuotaState {
             Some(_) => free as usize,
         }
     }
-    /// The growth by a write in holes and past the end.
+    /// The growth by a write in holes, and past the end and the space that is reserved there.
     fn parts_of_write(&self, size: u64, offset: u64, end: u64) -> (u64, u64) {
-        let after_end = end.saturating_sub(offset.max(size));
+        let after_end = end.saturating_sub(offset.max(size).max(self.allocated));
         let holes = size.saturating_sub(self.allocated);
         ((end - offset - after_end).min(holes), after_end)
     }
-    /// The bytes to reserve so that all of a range can be written: an error if holes may lie outside of the
-    /// range.
-    pub fn reservation(&self, size: u64, offset: u64, end: u64, grows: bool) -> Result<u64> {
-        let holes = size.saturating_sub(self.allocated);
-        let all_holes_within = holes == 0 || offset == 0 && end >= size;
-        if offset > size || !all_holes_within || (end > size && !grows) {
-            return Err(Error::unsupported(
-                "space is reserved only within a file or at its end, and not where it has holes elsewhere",
-            ));
+    /// The bytes to charge for `fallocate`. Under a limit later writes must not need any: all of the file
+    /// counts then, because the positions of holes are not known. Without a limit, and for zeros in a file
+    /// with holes, the range counts as if it was written.
+    pub fn reservation(&self, size: u64, wish: &Wish) -> u64 {
+        let Wish { offset, end, grows, zeroes } = *wish;
+        let has_holes = self.allocated < size;
+        if self.is_limited() && !(zeroes && has_holes) {
+            return end.max(size).saturating_sub(self.allocated);
         }
-        Ok(holes + end.saturating_sub(size))
+        let end = if grows { end } else { end.min(size) };
+        if offset < end { self.growth(size, offset, end) } else { 0 }
+    }
+    /// The allocation to report with a commit of `size`, if the file is `now` long here. Bytes past that size
+    /// are not the file's yet; space that is reserved past the end is.
+    pub fn allocated_of(&self, size: u64, now: u64) -> u64 {
+        if size >= now { self.allocated } else { self.allocated.min(size.max(self.charged)) }
+    }
+    /// Whether all bytes up to here are charged, also past the end of a file of this size.
+    pub fn is_reserved_beyond(&self, size: u64) -> bool {
+        self.allocated > size
     }
 
     /// Bytes of the account's reservation are this file's from now on.
@@ -203,26 +227,10 @@ mod tests {
     fn a_write_reserves_its_new_bytes() {
         let mut quota = QuotaState::default();
         quota.note_allocated(10);
-        let unsupported = |e: Error| e.kind == weir_proto::ErrorKind::Unsupported;
-        // Reserved bytes: ten dense bytes, then four of them.
-        let reserved = |q: &QuotaState, from, to, grows| q.reservation(10, from, to, grows);
-        assert_eq!(
-            [reserved(&quota, 0, 10, false).unwrap(), reserved(&quota, 5, 25, true).unwrap()],
-            [0, 15]
-        );
-        assert!(
-            reserved(&quota, 5, 25, false).is_err_and(unsupported)
-                && reserved(&quota, 11, 12, true).is_err_and(unsupported)
-        );
         quota.note_freed(6, Some(5));
         assert_eq!(quota.allocated, 5, "one of those that went had not been counted");
         quota.note_freed(1, None);
         assert_eq!(quota.allocated, 5, "the freed byte may have been a hole");
-        assert!(
-            reserved(&quota, 0, 9, false).is_err_and(unsupported)
-                && reserved(&quota, 1, 10, true).is_err_and(unsupported)
-        );
-        assert_eq!(reserved(&quota, 0, 12, true).unwrap(), 5 + 2);
         quota.allocated = 10;
         // Ten dense bytes: only the part past the end counts.
         let growth = |q: &QuotaState, from, to| q.growth(10, from, to);
@@ -239,6 +247,72 @@ mod tests {
             (fitting(&quota, 2, 13, 11), fitting(&quota, 2, 13, 8), fitting(&quota, 2, 13, 3)),
             (13, 10, 3)
         );
+    }
+
+    /// Space for `fallocate` of a file of ten bytes, by how many are allocated, or reserved past them.
+    #[test]
+    fn reserved_space_needs_no_more_when_it_is_written() {
+        let account = Account { volume: VolumeId(3), uid: 7, gid: 9 };
+        let wish = |offset, end, grows, zeroes| Wish { offset, end, grows, zeroes };
+        let (keeps, extend) =
+            (|from, to| wish(from, to, false, false), |from, to| wish(from, to, true, false));
+        let (zero, zero_extend) =
+            (|from, to| wish(from, to, false, true), |from, to| wish(from, to, true, true));
+        for (allocated, wish, without, under_limit) in [
+            (10, extend(0, 10), 0, 0),
+            (10, extend(5, 25), 15, 15),
+            (10, extend(20, 25), 5, 15), // the gap before it is reserved, too
+            (10, keeps(0, 25), 0, 15),
+            (10, keeps(20, 25), 0, 15),
+            (10, zero(5, 25), 0, 15),
+            (4, extend(0, 3), 3, 6), // any of the six holes may be in it
+            (4, extend(0, 12), 6 + 2, 8),
+            (4, keeps(0, 25), 6, 21),
+            (4, keeps(2, 4), 2, 6),
+            (4, zero(0, 3), 3, 3),
+            (4, zero_extend(8, 12), 2 + 2, 2 + 2),
+            (25, extend(0, 20), 0, 0),
+            (25, extend(0, 30), 5, 5),
+            (25, keeps(0, 30), 0, 5),
+        ] {
+            let mut quota = QuotaState { allocated, ..QuotaState::default() };
+            assert_eq!(quota.reservation(10, &wish), without, "{allocated} {wish:?}, no limit");
+            quota.note_limit(account);
+            let growth = quota.reservation(10, &wish);
+            assert_eq!(growth, under_limit, "{allocated} {wish:?}, under a limit");
+            quota.note_growth(growth);
+            let size = if wish.grows { wish.end.max(10) } else { 10 };
+            if !wish.zeroes || allocated >= 10 {
+                for (from, to) in [(wish.offset, wish.end), (0, wish.end), (9, wish.end.max(10))] {
+                    assert_eq!(quota.growth(size, from, to), 0, "{allocated} {wish:?}: then {from}..{to}");
+                    assert_eq!(quota.fitting(size, from, (to - from) as usize, 0), (to - from) as usize);
+                }
+            }
+        }
+        // Past the reserved space a write needs more; a gap that it leaves is a hole.
+        let reserved = QuotaState { allocated: 25, ..QuotaState::default() };
+        assert_eq!((reserved.growth(10, 20, 30), reserved.growth(10, 40, 45)), (5, 5));
+        assert_eq!(reserved.fitting(10, 20, 10, 2), 7);
+    }
+
+    #[test]
+    fn truncation_ends_reserved_space_and_growth_does_not() {
+        let reserved = |before, size| {
+            let mut quota = QuotaState { allocated: 25, charged: 25, ..QuotaState::default() };
+            quota.note_truncated(before, size);
+            (quota.allocated, quota.charged)
+        };
+        assert_eq!([reserved(10, 10), reserved(10, 4), reserved(10, 20)], [(10, 10), (4, 4), (25, 25)]);
+    }
+
+    #[test]
+    fn a_commit_of_a_part_reports_the_space_of_that_part() {
+        let quota = |allocated, charged| QuotaState { allocated, charged, ..QuotaState::default() };
+        assert_eq!(quota(9, 4).allocated_of(9, 9), 9);
+        assert_eq!(quota(9, 4).allocated_of(8, 9), 8);
+        assert_eq!(quota(9, 4).allocated_of(0, 9), 4);
+        assert_eq!(quota(20, 20).allocated_of(8, 9), 20, "it is reserved");
+        assert_eq!(quota(20, 4).allocated_of(9, 9), 20);
     }
 
     #[test]

@@ -179,6 +179,12 @@ impl WriteState {
     pub fn is_unsaved(&self) -> bool {
         self.local.is_some() || !self.dirty.is_empty() || self.own_sends().next().is_some()
     }
+    /// Written bytes that no target has acknowledged yet.
+    pub fn unsaved_bytes(&self) -> u64 {
+        let dirty = self.dirty.values().map(|buf| u64::from(buf.covered_bytes()));
+        let parts = self.sending.values().flat_map(|send| &send.parts);
+        dirty.sum::<u64>() + parts.map(|(_, bytes)| bytes.len() as u64).sum::<u64>()
+    }
     pub fn is_dirty(&self) -> bool {
         self.is_unsaved() || !self.unresolved.is_empty()
     }

@@ -52,5 +52,6 @@ pub(super) fn lost_part(inode: &Inode, layout: Layout, stripe: u64, parts: &[(u3
     let first = parts.first().map_or(0, |(at, _)| *at);
     let end = parts.last().map_or(0, |(at, bytes)| at + bytes.len() as u32);
     let (first, end) = (start + u64::from(first), start + u64::from(end));
-    format!("file {}, {} pieces of bytes {first} to {end}", inode.ino, parts.len())
+    let parts = if parts.len() > 1 { format!(", in {} parts", parts.len()) } else { String::new() };
+    format!("file {}, bytes {first} to {end}{parts}", inode.ino)
 }

@@ -2,9 +2,16 @@
 //! is answered.
 use super::{RETRY, Session, named};
 use crate::session::Asking;
+use std::time::Duration;
 use weir_env::{Instant, Retry};
-use weir_proto::meta::{Op, SLOTS};
+use weir_proto::births::{CreateMany, RemoveMany};
+use weir_proto::meta::{Commit, Op, SLOTS};
 use weir_proto::{Error, ErrorKind, Request, Result, SessionId};
+
+/// Changes that save data and names which programs have made: their refusal would be a loss.
+const KEEP_DATA: [u16; 3] = [Commit::METHOD, CreateMany::METHOD, RemoveMany::METHOD];
+/// A leader that is busy is asked for at least this long again, each time.
+const BUSY_PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy)]
 pub struct Slot {
@@ -28,7 +35,7 @@ struct TakenSlot<'a> {
 }
 
 impl TakenSlot<'_> {
-    /// The change's identity; `first`: a new change.
+    /// The change's identity; `first`: in this session.
     fn op(&mut self, session: SessionId, first: bool) -> Op {
         if self.slot.session != session {
             self.slot = Slot { session, seq: 0, ..self.slot };
@@ -83,7 +90,7 @@ impl Session {
     /// `unknown`: the error if the outcome cannot be determined any more.
     async fn try_change<R: Request>(
         &self,
-        deadline: Instant,
+        mut deadline: Instant,
         unknown: fn(String) -> Error,
         still: impl Fn() -> Result<()>,
         make: impl Fn(Op) -> R,
@@ -98,12 +105,12 @@ impl Session {
         loop {
             let result = match self.ready(deadline).await {
                 Ok((connection, session)) => {
-                    if sent.is_some_and(|s| s != session) {
+                    if in_doubt && sent.is_some_and(|s| s != session) {
                         let e = "the session expired before the answer came: it may have happened or not";
                         return Err(unknown(format!("{}: {e}", R::NAME)));
                     }
                     still()?;
-                    let op = taken.op(session, sent.is_none());
+                    let op = taken.op(session, sent != Some(session));
                     sent = Some(session);
                     tries += 1;
                     self.send(&connection, &make(op), deadline).await
@@ -114,16 +121,23 @@ impl Session {
                 Ok(reply) => return Ok((reply, tries)),
                 Err(e) => e,
             };
-            let refused = e.kind == ErrorKind::Stale;
+            // The leader did nothing: it does not know the session, or is busy.
+            let is_unknown = e.kind == ErrorKind::Stale;
+            let refused = is_unknown || matches!(e.kind, ErrorKind::Busy { .. });
             in_doubt |= !refused && sent.is_some();
+            if let (ErrorKind::Busy { .. }, true) = (e.kind, KEEP_DATA.contains(&R::METHOD)) {
+                // The leader lives, and will have space: data that programs have written waits for that.
+                deadline = deadline.max(self.env.clock.now() + BUSY_PATIENCE);
+                retry = Retry::jittered(&self.env, RETRY, deadline);
+            }
             self.again_or(e, sent, deadline, &mut retry).await.map_err(|e| match e.kind {
                 ErrorKind::Deadline if in_doubt => {
                     e.doing(format_args!("{}: it may happen or have happened", R::NAME))
                 }
                 _ => named::<R>(e),
             })?;
-            if refused && !in_doubt {
-                sent = None; // the leader did not know the session: it did nothing
+            if is_unknown && !in_doubt {
+                sent = None;
             }
         }
     }

@@ -21,6 +21,13 @@ pub struct Reservations {
     pub gate: tokio::sync::RwLock<()>,
 }
 
+/// A commit is in flight: no reservation is negotiated. The leader counts the commit's bytes as used. If this
+/// ended before they left the spent bytes, the next request would name them a second time, and the leader
+/// never takes the reservation of written bytes away.
+pub struct Committing<'a> {
+    _gate: RwLockReadGuard<'a, ()>,
+}
+
 /// The reservation for one account, in bytes.
 #[derive(Default)]
 struct Held {
@@ -65,9 +72,26 @@ impl Reservations {
             held.ended |= other.ended;
         }
     }
-    /// To be held while a commit of a file of this account is in flight.
-    pub async fn committing(&self, limited: Account) -> Option<RwLockReadGuard<'_, ()>> {
-        if limited == NO_LIMIT { None } else { Some(self.gate.read().await) }
+    /// To be held from before a commit of a file of this account until `end_commit`.
+    pub async fn committing(&self, limited: Account) -> Option<Committing<'_>> {
+        if limited == NO_LIMIT { None } else { Some(Committing { _gate: self.gate.read().await }) }
+    }
+    /// Ends a commit that was answered: the bytes that it added to the account's usage leave the grant, and
+    /// the file's spent bytes change, in one step.
+    pub fn end_commit(
+        &self,
+        committing: Option<Committing<'_>>,
+        (account, added): (Account, u64),
+        settled: impl Iterator<Item = Settled>,
+    ) {
+        {
+            let mut table = self.table();
+            if let Some(held) = table.get_mut(&self.key(account)) {
+                held.granted = held.granted.saturating_sub(added);
+            }
+            settled.for_each(|settled| self.settle_in(&mut table, settled));
+        }
+        drop(committing);
     }
     /// The reservations to name to a restarted leader.
     pub fn held(&self) -> Vec<HeldSpace> {
@@ -92,18 +116,13 @@ impl Reservations {
     }
     /// A file's reservation has changed.
     pub fn settle(&self, settled: Settled) {
+        self.settle_in(&mut self.table(), settled);
+    }
+    fn settle_in(&self, table: &mut BTreeMap<Account, Held>, settled: Settled) {
         let Settled { account, before, now } = settled;
-        let mut table = self.table();
         let held = table.entry(self.key(account)).or_default();
         held.spent = (held.spent + now).saturating_sub(before);
         held.ended |= now == 0;
-    }
-    /// A commit added this to the account's usage: it leaves the reservation.
-    pub fn note_charged(&self, account: Account, added: u64) {
-        let mut table = self.table();
-        if let Some(held) = table.get_mut(&self.key(account)) {
-            held.granted = held.granted.saturating_sub(added);
-        }
     }
     pub fn free(&self, account: Account) -> u64 {
         let table = self.table();
@@ -159,11 +178,31 @@ mod tests {
         assert!(!all.spend(account(1), 1));
         // Their bytes are committed: nothing is reserved, and the next leader is asked for owners again.
         for uid in [1, 2] {
-            all.note_charged(account(uid), 30);
-            all.settle(Settled { account: account(uid), before: 30, now: 0 });
+            let settled = Settled { account: account(uid), before: 30, now: 0 };
+            all.end_commit(None, (account(uid), 30), [settled].into_iter());
         }
         (0..3).for_each(|_| drop(all.take_unused()));
         assert!(!all.is_of_volumes());
         assert_eq!(all.free(NO_LIMIT), 0);
+    }
+
+    /// A commit's bytes are used or reserved, never both: while they are still among the spent ones no
+    /// reservation is negotiated, which would name them as reserved.
+    #[test]
+    fn no_request_sees_half_the_end_of_a_commit() {
+        let all = Reservations::default();
+        let account = Account { volume: VolumeId(3), uid: 1, gid: 9 };
+        all.note_granted(account, 100);
+        assert!(all.spend(account, 80));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let committing = runtime.block_on(all.committing(account));
+        let mut settled = vec![Settled { account, before: 80, now: 5 }];
+        let settled = std::iter::from_fn(|| {
+            assert!(all.gate.try_write().is_err(), "a request may begin while bytes are counted twice");
+            settled.pop()
+        });
+        all.end_commit(committing, (account, 75), settled);
+        assert!(all.gate.try_write().is_ok());
+        assert_eq!((all.free(account), all.begin_asking(account)), (20, 5));
     }
 }

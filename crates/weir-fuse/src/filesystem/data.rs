@@ -39,7 +39,7 @@ pub(super) async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) 
     }
     // The right to write suffices to remove them.
     let set = SetAttrs { mode: Some(mode), ..SetAttrs::default() };
-    client.setattr(cred, ino, None, set).await.map(drop)
+    client.setattr_unasked(cred, ino, set).await
 }
 
 fn bytes_of(read: &Result<Vec<Bytes>>) -> usize {
@@ -149,23 +149,17 @@ impl Mounted {
         if is_snapshot(ino) {
             return reply.error(Errno::EROFS);
         }
-        let steps = match tr::allocate(mode) {
-            Ok(steps) => steps,
+        let what = match tr::allocate(mode) {
+            Ok(what) => what,
             Err(e) => return reply.error(e),
         };
         let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
         let from_home = self.waits_for_home(request);
         let work = async move {
-            let changes = |what: &Allocate| matches!(what, Allocate::PunchHole | Allocate::ZeroRange);
-            if steps.iter().any(changes) {
+            if !matches!(what, Allocate::Extend | Allocate::Reserve) {
                 from_home.recall(handle(fh), Some(offset), length as usize).await?;
             }
-            let mut done = Ok(());
-            for what in steps {
-                if done.is_ok() {
-                    done = client.fallocate(handle(fh), *what, offset, length).await;
-                }
-            }
+            let mut done = client.fallocate(handle(fh), what, offset, length).await;
             // A change of data by a user who may not keep the bits; the kernel leaves their removal to us.
             if done.is_ok() && cred.uid != 0 {
                 done = drop_privileges(&client, &cred, ino).await;
