@@ -50,6 +50,8 @@ const CACHE_BYTES: usize = 4 << 20;
 const JOURNAL_BYTES_MAX: u64 = 4 << 20;
 const ENGINE: EngineConfig =
     EngineConfig { cache_bytes: CACHE_BYTES, journal_bytes_max: JOURNAL_BYTES_MAX, journal_keep_bytes: 0 };
+/// Some segments: copies that were away for a while get records, others the whole state.
+const KEPT_FOR_COPIES: u64 = 2 << 20;
 /// Small, so that the memory budget has an effect.
 const CLIENT_BYTES: u64 = 16 << 20;
 
@@ -557,7 +559,7 @@ async fn run_meta(env: Env, n: usize, at: Addr, new: bool, gone: Gone, options: 
         new,
         instead_of: None,
         engine: ENGINE,
-        kept_for_copies: 0,
+        kept_for_copies: KEPT_FOR_COPIES,
         gone,
     };
     let host = format!("host{}", n % options.hosts);

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 use weir_env::{Instant, Rng, sim::World};
-use weir_proto::{Error, InodeId};
+use weir_proto::{Error, ErrorKind, InodeId};
 
 /// The longest duration of an operation: its patience, and a little for the work after the last wait.
 const OPERATION_MAX: Duration = Duration::from_secs(35);
@@ -169,10 +169,11 @@ impl Context {
         }
     }
 
-    /// An error of an operation without a client: only too many dead targets excuse it.
+    /// An error of an operation without a client: only too many dead targets, or a full disk, excuse it.
     pub fn complain_of_none(&self, what: String, e: &Error) {
         self.world.trace(&format!("{what} failed: {e}"));
-        if self.client_states.excuses_any() {
+        let lacks_space = e.kind == ErrorKind::NoSpace && self.client_states.is_full();
+        if lacks_space || self.client_states.excuses_any() {
             self.found().excused += 1;
             return;
         }

@@ -13,7 +13,6 @@ use crate::{Options, attend};
 use choice::{FAULT_MS_MAX, FULL_FROM_BIRTH};
 use disks::empty_target;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -52,7 +51,7 @@ const EARLY_DEATHS_MAX: u32 = 2;
 const MILLION: u32 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 30;
 /// Enough for a target's index, not for the first step of a slab.
-const FULL_DISK_BYTES: u64 = 30 << 20;
+const FULL_DISK_BYTES: u64 = 10 << 20;
 
 /// Settings before the first server starts.
 pub fn prepare(world: &World, options: &Options) {
@@ -349,11 +348,7 @@ impl Faults {
             ClockDrift => world.set_clock_drift(victim, self.rng.below(2000) as i64 - 1000),
             SlowDisk | StallDisk | ReadErrors | WriteErrors | SyncErrors | SyncErrorsMeta | LostWrites
             | MisdirectedWrites => self.spoil_disk(fault.kind, victim, often),
-            DiskFull => {
-                self.work.context.client_states.no_space();
-                let space = world.disk(victim).space(Path::new("/")).expect("a simulated disk has a root");
-                world.set_disk_capacity(victim, space.total - space.free + self.rng.below(1 << 20));
-            }
+            DiskFull | MetaDiskFull => self.fill_disk(fault.kind, victim),
             FlipBits => self.flip_bits(victim),
             ReplaceDisk | EmptyReturns | LoseMetaDisk | LoseTargetForGood | OldCopyReturns => {
                 self.take_disk(fault.kind, victim);
@@ -497,10 +492,7 @@ impl Faults {
                 world.sleep(JOURNAL_VERDICT).await;
                 self.start(victim); // if its journal failed, it ended
             }
-            DiskFull => {
-                self.work.context.client_states.no_space();
-                world.set_disk_capacity(victim, DISK_BYTES);
-            }
+            DiskFull | MetaDiskFull => self.enlarge_disk(fault.kind, victim),
             // Its effect stays.
             ClockJump | ResetConnections | LateRequests | FlipBits | AddTargets => {}
             kind => self.restore_coordinator(kind, victim),

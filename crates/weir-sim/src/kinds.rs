@@ -56,12 +56,10 @@ pub enum FaultKind {
     TwoCoordinators,
     StarvedNode,
     Burst,
+    MetaDiskFull,
 }
 
 use FaultKind::*;
-
-/// Whether the mixed runs have processors and load, in every third seed.
-pub(crate) const LOAD_IN_MIX: bool = false;
 
 /// For how long a fault makes a storage node's data unavailable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +74,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 53] = [
+    pub const ALL: [FaultKind; 54] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -130,6 +128,7 @@ impl FaultKind {
         TwoCoordinators,
         StarvedNode,
         Burst,
+        MetaDiskFull,
     ];
 
     /// Kinds that may be combined with any others. Lasting damage does not pass every seed so yet (see
@@ -141,8 +140,8 @@ impl FaultKind {
                 || matches!(k, KillStorageAtPoint | KillMetaAtPoint | KillTooMany | StallDisk)
                 || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
                 || k.needs_coordinators()
-                || k.is_load() && !LOAD_IN_MIX
-                || matches!(k, DrainTarget | AddTargets) // only on request: older seeds keep their meaning
+                // Only on request: older seeds keep their meaning.
+                || matches!(k, DrainTarget | AddTargets | MetaDiskFull)
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
@@ -215,6 +214,7 @@ impl FaultKind {
             TwoCoordinators => "two-coordinators",
             StarvedNode => "starved-node",
             Burst => "burst",
+            MetaDiskFull => "meta-disk-full",
             DrainTarget => "drain-target",
             AddTargets => "add-targets",
         }
@@ -272,7 +272,8 @@ impl FaultKind {
             | KillLeadingCoordinator
             | CutCoordinatorFromEtcd
             | LostCasAnswer
-            | TwoCoordinators => Toll::None,
+            | TwoCoordinators
+            | MetaDiskFull => Toll::None,
             // The client routes around it.
             CutClientFromTarget => Toll::None,
             // Its places stay complete while they move.

@@ -42,7 +42,6 @@ use clones::Clones;
 use cluster::Cluster;
 use faults::Faults;
 use home::Home;
-use kinds::LOAD_IN_MIX;
 pub use kinds::{FaultKind, Toll};
 use marks::Met;
 use oracles::{
@@ -119,8 +118,8 @@ pub struct Watch {
 /// Storage nodes beyond the width of the scheme.
 const SPARE_NODES: usize = 2;
 
-/// Of the seeds of mixed runs, if these have any. Without a processor a run needs less time, and older seeds
-/// keep their meaning.
+/// Every third seed of mixed runs has processors, load and oracles of load. Without a processor a run needs
+/// less time, and older seeds keep their meaning.
 const PROCESSOR_IN_EVERY: u64 = 3;
 
 /// The shape of the servers.
@@ -207,13 +206,14 @@ impl Options {
             }
         }
         let pause_ms_max = [200, 1000, 3000][rng.below(3) as usize];
-        let has_processor = LOAD_IN_MIX && seed.is_multiple_of(PROCESSOR_IN_EVERY);
-        let processor = has_processor.then_some(100);
-        if processor.is_some() {
+        let mut options = Options { pause_ms_max, ..Options::default() };
+        options.servers.copies = copies;
+        if seed.is_multiple_of(PROCESSOR_IN_EVERY) {
+            options.servers.processor = Some(100);
+            options.watch.oracles = Oracles { idle: false, ..Oracles::ALL };
             faults.extend(load);
         }
-        let servers = Servers { copies, processor, ..Options::default().servers };
-        Options { faults, pause_ms_max, servers, ..Options::default() }
+        Options { faults, ..options }
     }
 }
 

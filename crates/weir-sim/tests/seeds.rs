@@ -85,10 +85,12 @@ fn survives_any_mix_of_faults() {
 #[test]
 fn seeds_that_failed_once_keep_every_promise() {
     let seeds = [33050, 33065, 33077, 33091, 34012, 35164, 35188, 35197, 36014, 36158];
-    // They failed before there were processors.
+    // They failed before there were processors and load.
     let mixed = |seed| {
-        let options = Options::mixed(seed);
-        Options { servers: Servers { processor: None, ..options.servers }, ..options }
+        let mut options = Options { watch: Watch::default(), ..Options::mixed(seed) };
+        options.servers.processor = None;
+        options.faults.retain(|kind| !kind.is_load());
+        options
     };
     keeps_every_promise(seeds.into_iter(), mixed);
     keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..mixed(seed) });
@@ -114,6 +116,16 @@ fn copies_of_the_metadata_keep_every_promise() {
     let kinds = [CutMetaFromCopies, CutMetaFromCoordinator, LoseMetaDisk, PauseMeta, SyncErrorsMeta];
     keep_every_promise(69_100..69_110, move |seed| {
         let faults = vec![kinds[seed as usize % kinds.len()], KillClient, LateRequests, KillMeta];
+        Options { faults, ..Options::mixed_of(seed, 3) }
+    });
+}
+
+/// The disk of a node that keeps the metadata is full, of the leader or of another copy.
+#[test]
+fn copies_on_full_disks_keep_every_promise() {
+    use FaultKind::*;
+    keep_every_promise(69_200..69_206, |seed| {
+        let faults = vec![MetaDiskFull, KillClient, KillMeta];
         Options { faults, ..Options::mixed_of(seed, 3) }
     });
 }
@@ -288,6 +300,7 @@ survives! {
     a_disk_that_fails_once_is_never_trusted_again: 3700..3710, [WriteErrors, SyncErrors, SyncErrorsMeta];
     a_target_that_dies_while_another_fails_is_repaired: 31020..31026, [WriteErrors, KillStorage, PowerCutStorage];
     survives_full_disks: 3800..3810, [DiskFull];
+    survives_a_full_disk_of_metadata: 3850..3858, [MetaDiskFull, KillMeta];
     survives_flipped_bits: 700..706, [FlipBits];
     survives_disks_that_lie: 3900..3908, [LostWrites, MisdirectedWrites];
     survives_an_empty_disk_in_place_of_a_full_one: 4000..4006, [ReplaceDisk];

@@ -105,9 +105,8 @@ impl Faults {
     fn some_victims(&self, kind: FaultKind, first: bool) -> (Vec<String>, Vec<String>) {
         let all: Vec<String> = (0..self.nodes()).map(storage_name).collect();
         match kind {
-            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk => {
-                (vec![self.some_meta()], vec![])
-            }
+            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk
+            | MetaDiskFull => (vec![self.some_meta()], vec![]),
             PowerCutAllStorage => (all, vec![]),
             KillTooMany => {
                 let gone = usize::from(self.options.scheme.parity) + 1 + self.rng.below(2) as usize;

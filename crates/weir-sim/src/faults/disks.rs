@@ -1,5 +1,5 @@
 //! Faults of disks: errors, delays, lost and returned disks, changed bits.
-use super::Faults;
+use super::{DISK_BYTES, Faults};
 use crate::cluster::TARGET_DIR;
 use crate::kinds::FaultKind;
 use crate::kinds::FaultKind::*;
@@ -32,6 +32,25 @@ impl Faults {
             other => unreachable!("{other:?} leaves the answers of disks as they are"),
         };
         self.world.set_disk_faults(victim, faults);
+    }
+
+    /// A disk that has little space left, or none.
+    pub(super) fn fill_disk(&self, kind: FaultKind, victim: &str) {
+        self.work.context.client_states.no_space();
+        if kind == MetaDiskFull {
+            self.cluster.may_end(victim);
+        }
+        let disk = self.world.disk(victim);
+        let space = disk.space(Path::new("/")).expect("a simulated disk has a root");
+        self.world.set_disk_capacity(victim, space.total - space.free + self.rng.below(1 << 20));
+    }
+
+    pub(super) fn enlarge_disk(&self, kind: FaultKind, victim: &str) {
+        self.work.context.client_states.no_space();
+        self.world.set_disk_capacity(victim, DISK_BYTES);
+        if kind == MetaDiskFull {
+            self.start(victim); // it may have ended
+        }
     }
 
     /// A disk that is lost, or returns in an older state.

@@ -61,9 +61,15 @@ fn unjustified(before: &ClusterMap, after: &ClusterMap, was_away: &dyn Fn(&str) 
 fn lead_changed(before: &ClusterMap, after: &ClusterMap, was_away: &dyn Fn(&str) -> bool) -> Option<String> {
     let rose = |old: &NamespaceEntry, new: &NamespaceEntry| {
         let leader = old.leader.filter(|_| new.leader_epoch != old.leader_epoch)?;
-        let copies = before.copies.iter().filter(|c| c.namespace == old.id).flat_map(|c| &c.members);
-        // A copy that returns raises the epoch, too.
-        let is_whole = copies.clone().all(|c| c.state == MemberState::Current);
+        let of = |map: &'_ ClusterMap| {
+            let groups = map.copies.iter().filter(|c| c.namespace == old.id);
+            groups.flat_map(|c| c.members.clone()).collect::<Vec<_>>()
+        };
+        let (copies, now) = (of(before), of(after));
+        // A copy that returns raises the epoch, too, and so does one that is kept from now on.
+        let is_whole = copies.iter().all(|c| c.state == MemberState::Current)
+            && now.iter().all(|c| copies.iter().any(|old| old.node == c.node));
+        let copies = copies.iter();
         let mut nodes = copies.map(|c| c.node).chain([leader]).filter_map(|id| name_of(after, id));
         let is_reason = !is_whole || nodes.any(was_away);
         (!is_reason).then(|| {
@@ -92,7 +98,7 @@ fn name_of(map: &ClusterMap, id: NodeId) -> Option<&str> {
 mod tests {
     use super::*;
     use MemberState::{Behind, Current, Down};
-    use weir_proto::map::{Move, Node, Role, RunSeen, Target, TargetState};
+    use weir_proto::map::{Move, NamespaceCopies, NamespaceCopy, Node, Role, RunSeen, Target, TargetState};
     use weir_proto::version::Program;
     use weir_proto::{DiskUuid, Epoch, PgId};
 
@@ -173,5 +179,13 @@ mod tests {
             let found = unjustified(&led(1), &led(epoch), &|name| name == away);
             assert_eq!(found.is_none(), is_reason, "{epoch} {away:?}: {found:?}");
         }
+        let copied = |epoch, nodes: &[u32]| {
+            let copy = |n: &u32| NamespaceCopy { node: NodeId(*n), state: Current, since: Epoch(1) };
+            let members = nodes.iter().map(copy).collect();
+            let copies = vec![NamespaceCopies { namespace: Default::default(), wanted: 2, members }];
+            ClusterMap { copies, ..led(epoch) }
+        };
+        assert_eq!(unjustified(&copied(1, &[1]), &copied(2, &[1, 0]), &|_| false), None, "a copy begins");
+        assert!(unjustified(&copied(1, &[1, 0]), &copied(2, &[1, 0]), &|_| false).is_some());
     }
 }
