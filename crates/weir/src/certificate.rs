@@ -184,6 +184,20 @@ pub fn of_commands() -> Option<Arc<Trust>> {
     OF_COMMANDS.get()?.as_ref().map(|own| own.trust.clone())
 }
 
+/// The sender of questions to a cluster: a command with its user's certificate, or the coordinator with its
+/// own.
+#[derive(Clone)]
+pub struct Caller {
+    pub role: Role,
+    pub trust: Option<Arc<Trust>>,
+}
+
+impl Caller {
+    pub fn of_commands() -> Caller {
+        Caller { role: role_of_commands(), trust: of_commands() }
+    }
+}
+
 /// A refusal because of a missing certificate, with a remedy for the command's caller.
 pub fn explain(e: Error) -> Failure {
     match e.kind {

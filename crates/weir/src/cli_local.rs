@@ -20,6 +20,9 @@ pub struct Up {
     /// Mount the file system there; may be given several times
     #[arg(long, value_name = "PATH", value_hint = ValueHint::DirPath)]
     pub mount: Vec<PathBuf>,
+    /// Mount also over a directory that is not empty or belongs to the system: its files are hidden
+    #[arg(long, requires = "mount")]
+    pub mount_over_files: bool,
     /// How long calls on mounts that start now wait for servers that do not answer: 30s, 10m, 2h or forever
     /// [default: 10m]
     #[arg(long, value_name = "TIME")]
@@ -62,6 +65,9 @@ pub struct Down {
     /// The directory that `weir up` was given
     #[arg(long, env = DIR_VARIABLE, hide_env_values = true, value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
+    /// Stop although mounts hold data that programs have written and that cannot be saved now: it is lost
+    #[arg(long)]
+    pub lose_unsaved: bool,
     /// Only stop an in-memory cluster (its data is discarded); refuse an on-disk one
     #[arg(long)]
     pub memory: bool,

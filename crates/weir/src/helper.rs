@@ -6,10 +6,12 @@
 //! Either way the options are those of fstab, not of this command line. The call returns when the file system
 //! is mounted; its process continues in the background.
 use crate::failure::{Doing, Failure, Outcome, did_you_mean};
+use crate::local::local_cluster::LocalCluster;
 use crate::local::process::{Launch, Program};
 use rustix::mount::MountFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use weir_env::Addr;
@@ -28,6 +30,8 @@ const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// The option with a coordinator's address, or the directory of a cluster of this machine; may be given
 /// several times.
 const CLUSTER: &str = "cluster";
+/// How long an address may take until nothing is known of it.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
 const RUN_DIR: &str = "/run/weir";
 const LOG_DIR: &str = "/var/log/weir";
 
@@ -35,18 +39,19 @@ const LOG_DIR: &str = "/var/log/weir";
 const IGNORED: &[&str] = &[
     "",
     "_netdev",
-    "async",
     "auto",
     "default_permissions",
     "defaults",
     "dev",
     "group",
+    "loud",
     "noauto",
     "nodev",
     "nofail",
     "nosuid",
     "nouser",
     "owner",
+    "silent",
     "suid",
     "user",
     "users",
@@ -113,6 +118,10 @@ impl MountWords {
             "nodev" | "dev" => (MountFlags::NODEV, option == "nodev"),
             "noexec" | "exec" => (MountFlags::NOEXEC, option == "noexec"),
             "noatime" | "atime" | "relatime" => (MountFlags::NOATIME, option == "noatime"),
+            "nodiratime" | "diratime" => (MountFlags::NODIRATIME, option == "nodiratime"),
+            "lazytime" | "nolazytime" => (MountFlags::LAZYTIME, option == "lazytime"),
+            "nosymfollow" | "symfollow" => (MountFlags::NOSYMFOLLOW, option == "nosymfollow"),
+            "sync" | "async" => (MountFlags::SYNCHRONOUS, option == "sync"),
             _ => (MountFlags::empty(), false),
         };
         self.flags.set(flag, on);
@@ -122,6 +131,9 @@ impl MountWords {
             "noexec" | "exec" => self.no_exec = on,
             "noatime" | "atime" | "relatime" => self.no_atime = option == "noatime",
             "allow_other" => self.allow_other = true,
+            // The kernel's flags alone.
+            "nodiratime" | "diratime" | "lazytime" | "nolazytime" | "nosymfollow" | "symfollow" | "sync"
+            | "async" => {}
             ignored if IGNORED.contains(&ignored) => {}
             // For the program that mounts: `x-systemd.automount` and similar.
             other if other.starts_with("x-") || other.starts_with("X-") || other.starts_with("comment=") => {}
@@ -139,6 +151,15 @@ impl MountWords {
             },
         }
         Ok(())
+    }
+
+    /// The kernel's flags of a mount with options that the kernel does not take when it mounts FUSE; `None`:
+    /// it has none of these.
+    pub fn flags_beyond(&self) -> Option<MountFlags> {
+        let beyond =
+            MountFlags::NODIRATIME | MountFlags::LAZYTIME | MountFlags::NOSYMFOLLOW | MountFlags::SYNCHRONOUS;
+        let always = MountFlags::NOSUID | MountFlags::NODEV;
+        self.flags.intersects(beyond).then_some(self.flags | always)
     }
 
     /// An error for options that only mount(8) can act on.
@@ -218,6 +239,7 @@ impl Call {
         }
         words.check_named(known)?;
         let launch = self.launch(&words)?;
+        check_reach(&launch.args)?;
         for dir in [RUN_DIR, LOG_DIR] {
             fs::create_dir_all(dir).doing(format_args!("make {dir} for the mount's process"))?;
         }
@@ -267,6 +289,70 @@ impl Call {
             log: Path::new(LOG_DIR).join(format!("mount-{name}.log")),
         })
     }
+}
+
+/// Checks the coordinators that a mount is to use before it waits for them: a directory without a cluster,
+/// and a host that no name service knows, are errors. A coordinator that does not listen may start, as at a
+/// boot of all machines: the mount waits for it, with a warning.
+fn check_reach(args: &[String]) -> Outcome<()> {
+    let pairs = || args.windows(2).map(|pair| (pair[0].as_str(), pair[1].as_str()));
+    for (_, dir) in pairs().filter(|(option, _)| *option == "--dir") {
+        LocalCluster::open(Path::new(dir))?;
+    }
+    let named: Vec<&str> =
+        pairs().filter(|(option, _)| *option == "--coordinator").map(|(_, at)| at).collect();
+    let mut silent = Vec::new();
+    for text in &named {
+        match reach(text) {
+            Reach::Listens => return Ok(()),
+            Reach::Silent(why) => silent.push(format!("{text}: {why}")),
+            Reach::Unknown(why) => {
+                let error = Error::invalid(format!("{CLUSTER}={text}: {why}"));
+                return Err(Failure::new(error, "correct the name of the coordinator's host"));
+            }
+        }
+    }
+    if !silent.is_empty() {
+        eprintln!(
+            "warning: no coordinator listens yet ({}): the mount waits for one for 30 s",
+            silent.join("; ")
+        );
+    }
+    Ok(())
+}
+
+enum Reach {
+    Listens,
+    Silent(String),
+    /// No name service knows the host.
+    Unknown(String),
+}
+
+fn reach(text: &str) -> Reach {
+    use std::net::{TcpStream, ToSocketAddrs};
+    let connect = |at: &SocketAddr| TcpStream::connect_timeout(at, CONNECT_PATIENCE).map(drop);
+    let addrs = match text.parse() {
+        Ok(Addr::Tcp(at)) => vec![at],
+        Ok(Addr::Host(host, port)) => match (host.as_str(), port).to_socket_addrs() {
+            Ok(addrs) => addrs.collect(),
+            // "Temporary failure in name resolution": the network may not be up yet.
+            Err(e) if e.to_string().contains("Temporary") => return Reach::Silent(e.to_string()),
+            Err(e) => return Reach::Unknown(e.to_string()),
+        },
+        Ok(Addr::Unix(path)) => {
+            let connected = std::os::unix::net::UnixStream::connect(path);
+            return connected.map_or_else(|e| Reach::Silent(e.to_string()), |_| Reach::Listens);
+        }
+        Err(e) => return Reach::Unknown(e),
+    };
+    let mut last = "it has no address".to_owned();
+    for at in &addrs {
+        match connect(at) {
+            Ok(()) => return Reach::Listens,
+            Err(e) => last = e.to_string(),
+        }
+    }
+    Reach::Silent(last)
 }
 
 /// The source in the form of `weir mount`: the directory of a cluster of this machine, or addresses with
@@ -336,6 +422,43 @@ mod tests {
         let refused = words("cluster=x,memroy-mib=1").check_named(&known).unwrap_err();
         assert_eq!(refused.hint.unwrap(), "did you mean memory-mib=…?");
         assert!(words("cluster=x,name=n").check_named(&known).is_ok());
+    }
+
+    /// Lines of fstab that work with every other file system.
+    #[test]
+    fn options_that_every_file_system_takes_are_taken() {
+        let words = |options| MountWords::parse(options).unwrap();
+        let all = words("defaults,nodiratime,lazytime,sync,silent,nosymfollow,noatime,_netdev");
+        assert!(all.of_command().is_ok() && all.no_atime);
+        let flags = MountFlags::NODIRATIME | MountFlags::LAZYTIME | MountFlags::SYNCHRONOUS;
+        let expected = flags | MountFlags::NOSYMFOLLOW | MountFlags::NOATIME;
+        assert_eq!(all.flags_beyond(), Some(expected | MountFlags::NOSUID | MountFlags::NODEV));
+        let none = words("nodiratime,diratime,lazytime,nolazytime,sync,async,nosymfollow,symfollow,loud,ro");
+        assert_eq!(none.flags_beyond(), None, "the last word counts");
+        assert_eq!(words("remount,nosymfollow").flags, MountFlags::NOSYMFOLLOW);
+    }
+
+    #[test]
+    fn a_wrong_cluster_is_refused_at_once() {
+        let check = |option: &str, value: &str| check_reach(&[option.to_owned(), value.to_owned()]);
+        let dir = tempfile::tempdir().unwrap();
+        let refused = check("--dir", dir.path().to_str().unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("is not the directory of a cluster"), "{refused}");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = format!("tcp:{}", listener.local_addr().unwrap());
+        assert!(matches!(reach(&at), Reach::Listens));
+        check("--coordinator", &at).unwrap();
+        drop(listener);
+        assert!(matches!(reach(&at), Reach::Silent(_)), "it may start later");
+        check("--coordinator", &at).unwrap();
+        // Top-level names that are reserved for this never exist (RFC 6761).
+        let unknown = reach("tcp:no-such-host.invalid:7000");
+        let is_seen = match &unknown {
+            Reach::Unknown(_) => true,
+            Reach::Silent(why) => why.contains("Temporary"), // this machine has no name service
+            Reach::Listens => false,
+        };
+        assert!(is_seen);
     }
 
     #[test]

@@ -181,7 +181,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
     use cli::{Command, ConfigCommand, FileCommand, TargetCommand, UpgradeCommand};
     let done = match command {
         Command::Up(args) => local::up::up(&args),
-        Command::Down(args) => local::up::down(&args),
+        Command::Down(args) => commands::unsaved::wait(&args).and_then(|()| local::up::down(&args)),
         Command::Status(args) => return commands::status::status(&args),
         Command::Console(args) => console::console(&args),
         Command::Top(args) => commands::watch::top(&args),

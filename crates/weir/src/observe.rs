@@ -1,5 +1,5 @@
 //! A cluster observed from outside: its address, its health, and in plain words the reason of a fault.
-use crate::certificate;
+use crate::certificate::{self, Caller};
 use crate::failure::{Doing, Failure, Outcome};
 use serde::Serialize;
 use std::fmt;
@@ -44,15 +44,21 @@ pub fn host_id() -> String {
 
 /// A handle on a cluster whose map is known.
 pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cluster> {
+    let cluster = observe_as(env, coordinators, name, &Caller::of_commands()).await?;
+    certificate::renew_that_of_commands(&cluster).await;
+    Ok(cluster)
+}
+
+pub async fn observe_as(env: &Env, coordinators: &[Addr], name: &str, caller: &Caller) -> Outcome<Cluster> {
     let who = Observer {
         coordinators: coordinators.to_vec(),
         cluster: None,
         name: name.to_string(),
-        role: certificate::role_of_commands(),
+        role: caller.role,
         host: host_id(),
-        trust: certificate::of_commands(),
+        trust: caller.trust.clone(),
     };
-    let cluster = Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
+    Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
         let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
         match e.kind {
             weir_proto::ErrorKind::Unavailable | weir_proto::ErrorKind::Deadline => Failure::new(
@@ -61,7 +67,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
                     at.join(", "),
                     cause(&e)
                 )),
-                match coordinators.iter().any(|addr| connect(addr) == Some(Ok(()))) {
+                match coordinators.iter().any(listens) {
                     true => {
                         "a process listens there: see whether it is stopped or its disk hangs, and its log"
                     }
@@ -70,9 +76,7 @@ pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cl
             ),
             _ => certificate::explain(e),
         }
-    })?;
-    certificate::renew_that_of_commands(&cluster).await;
-    Ok(cluster)
+    })
 }
 
 /// The last error, without its context: for a message that has that already.
@@ -89,6 +93,11 @@ fn connect(addr: &Addr) -> Option<Result<(), ErrorKind>> {
         Addr::Host(..) => return None,
     };
     Some(connected.map_err(|e| e.kind()))
+}
+
+/// Whether a process listens there, as far as that is known.
+pub fn listens(addr: &Addr) -> bool {
+    connect(addr) == Some(Ok(()))
 }
 
 /// An error if no process listens at any of the addresses, or none that this user may connect to: then

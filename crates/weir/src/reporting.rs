@@ -1,20 +1,38 @@
 //! A role's reports on itself to the coordinator, every few seconds, for `weir status`.
 //!
 //! Nothing depends on them: an unreachable coordinator, or one of an earlier release, gets none.
+use crate::table;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use weir_client::Client;
 use weir_coord::Cluster;
 use weir_coord::etcd::Etcd;
+use weir_coord::standbys::Standbys;
+use weir_coord::store::Store;
 use weir_env::{BoxFuture, Env, Instant};
+use weir_home::{LongCall, long_calls};
+use weir_node::MetaSpace;
 use weir_proto::condition::{Condition, NodeDisk, NodeTrouble, REPORT_EVERY_MS, Severity};
 use weir_proto::version::Program;
+use weir_proto::{Error, TargetId};
+use weir_store::StorageNode;
 
 /// A report that fails within this is repeated the next time.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Without its leader a mover searches for it for a while in each failover.
 const UNREACHED_AFTER: Duration = Duration::from_secs(20);
+
+/// A call at home that lasts longer hangs, or home is too slow for its work: a large part over a slow link
+/// takes some seconds.
+const HOME_SILENT_AFTER: Duration = Duration::from_secs(30);
+
+/// A target refuses data if it has no room for a cell of this size, the usual one.
+const CELL_BYTES: u32 = 1 << 20;
+/// The code of that trouble.
+pub const REFUSES: &str = "target-refuses";
+/// The code of the trouble of a metadata server whose disk is full, or nearly so.
+pub const METADATA_FULL: &str = "metadata-full";
 
 /// Determines the condition of this process.
 pub type Inspect = Arc<dyn Fn() -> BoxFuture<'static, Condition> + Send + Sync>;
@@ -80,6 +98,53 @@ pub fn of_directory(env: &Env, host: &str, dir: PathBuf) -> Inspect {
     })
 }
 
+/// A metadata server: its directory, and a disk that is nearly full or full.
+pub fn of_metadata(inspect: Inspect, name: &str, space: Arc<dyn Fn() -> MetaSpace + Send + Sync>) -> Inspect {
+    let name = name.to_owned();
+    Arc::new(move || {
+        let (inspected, about, space) = (inspect(), name.clone(), space.clone());
+        Box::pin(async move {
+            let mut condition = inspected.await;
+            let at = condition.disks.first().map_or_else(String::new, |disk| {
+                format!(" (directory {}, {} free)", disk.dir, table::bytes(disk.free))
+            });
+            let (severity, what) = match space() {
+                MetaSpace::Enough => return condition,
+                MetaSpace::Short => (Severity::Warning, "is nearly full: no names can be created"),
+                MetaSpace::Full => (Severity::Critical, "is full: changes of names, sizes and data wait"),
+            };
+            condition.troubles.push(NodeTrouble {
+                code: METADATA_FULL.to_owned(),
+                severity,
+                text: format!("the disk of {about}{at} {what}"),
+                action: "remove files, free space there, or move the directory to a larger disk".to_owned(),
+                about,
+            });
+            condition
+        })
+    })
+}
+
+/// A storage node: its targets that refuse data for want of space.
+pub fn of_storage(env: &Env, host: &str, name: &str, storage: &Arc<StorageNode>) -> Inspect {
+    let (env, host, name, storage) = (env.clone(), host.to_owned(), name.to_owned(), storage.clone());
+    Arc::new(move || {
+        let (env, host, name, storage) = (env.clone(), host.clone(), name.clone(), storage.clone());
+        Box::pin(async move {
+            // A hanging disk blocks a thread, not this process.
+            let refusals = env.tasks.blocking(move || storage.refusals(CELL_BYTES)).await;
+            let trouble = |(target, why): (TargetId, Error)| NodeTrouble {
+                code: REFUSES.to_owned(),
+                severity: Severity::Warning,
+                about: target.to_string(),
+                text: format!("{target} ({name}) refuses new data: {}", why.context),
+                action: "delete or evict files, free space on its file system, or add targets".to_owned(),
+            };
+            Condition { troubles: refusals.into_iter().map(trouble).collect(), ..plain(&host) }
+        })
+    })
+}
+
 /// The same with members of etcd.
 pub async fn of_coordinator(inspect: &Inspect, etcd: Option<&Etcd>) -> Condition {
     let mut condition = inspect().await;
@@ -92,7 +157,39 @@ pub async fn of_coordinator(inspect: &Inspect, etcd: Option<&Etcd>) -> Condition
         about: member,
     };
     condition.troubles.extend(etcd.silent_members().await.into_iter().map(trouble));
+    let full = etcd.members_without_space().await;
+    condition.troubles.extend((!full.is_empty()).then(|| NodeTrouble {
+        code: "etcd-full".to_owned(),
+        severity: Severity::Degraded,
+        about: "etcd".to_owned(),
+        text: format!(
+            "etcd has no space (alarm NOSPACE of {}): the cluster map cannot change, so no target that fails is replaced",
+            full.join(", ")
+        ),
+        action: "`etcdctl compact`, `etcdctl defrag`, then `etcdctl alarm disarm`; start etcd with --auto-compaction-retention"
+            .to_owned(),
+    }));
     condition
+}
+
+/// Coordinators that are away. None if the store does not answer: that is a trouble of its own.
+pub async fn standbys(env: &Env, known: &mut Standbys, store: Arc<Etcd>, own: &str) -> Vec<NodeTrouble> {
+    let store: Arc<dyn Store> = store;
+    let trouble = |(name, away): (String, Duration)| NodeTrouble {
+        code: "standby-missing".to_owned(),
+        severity: Severity::Warning,
+        text: format!(
+            "the standby coordinator {name} has been away for {} s, and cannot take over",
+            away.as_secs()
+        ),
+        action: "start it again on its machine; one that was removed is forgotten after seven days"
+            .to_owned(),
+        about: name,
+    };
+    match env.clock.timeout(PATIENCE, known.missing(env, &store, own)).await {
+        Ok(Ok(missing)) => missing.into_iter().map(trouble).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// A mount.
@@ -157,8 +254,21 @@ pub fn of_mover(env: &Env, host: &str, name: &str, unreached: &Unreached) -> Ins
         let mut condition = plain(&host);
         condition.client = session_name(&format!("mover {name}"), &host);
         condition.troubles.extend(unreached.trouble(&name, env.clock.now()));
+        condition.troubles.extend(silent_homes(&env, &name));
         Box::pin(std::future::ready(condition))
     })
+}
+
+/// Homes where a call has waited for too long.
+fn silent_homes(env: &Env, name: &str) -> Vec<NodeTrouble> {
+    let trouble = |LongCall { home, doing, lasted }: LongCall| NodeTrouble {
+        code: "home-silent".to_owned(),
+        severity: Severity::Warning,
+        text: format!("{name} has waited {} s for {home}, to {doing}", lasted.as_secs()),
+        action: "see to its server, or to the file system that it is on".to_owned(),
+        about: home,
+    };
+    long_calls(&env.watch, HOME_SILENT_AFTER).into_iter().map(trouble).collect()
 }
 
 #[cfg(test)]

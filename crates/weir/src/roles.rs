@@ -33,6 +33,7 @@ use weir_proto::{Error, ErrorKind, MIB, NamespaceUuid};
 use weir_rpc::Server;
 
 mod coord;
+mod coord_events;
 mod mount;
 mod mover;
 mod own_attributes;
@@ -243,7 +244,18 @@ impl Node {
             return;
         }
         tracing::warn!("{count} calls of programs still waited: they end with an error, as the mount ends");
-        let reported = |path: &Path| PidFile { ended_calls: count, ..PidFile::own(true)? }.write(path);
+        self.report_end(|file| file.ended_calls = count);
+    }
+    /// The bytes of programs' data that a mount that ends still holds, for `weir down`.
+    fn report_unsaved(&self, bytes: u64) {
+        self.report_end(|file| file.unsaved_bytes = bytes);
+    }
+    fn report_end(&self, change: impl FnOnce(&mut PidFile)) {
+        let reported = |path: &Path| {
+            let mut file = PidFile::read(path).map_or_else(|| PidFile::own(true), Ok)?;
+            change(&mut file);
+            file.write(path)
+        };
         if let Some(Err(e)) = self.pid_file.as_deref().map(reported) {
             tracing::info!("`weir down` will not report this: {}", e.error);
         }
@@ -388,6 +400,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     let inspect = reporting::of_directory(&node.env, &node.config.node.host, place.dir.clone());
     let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await?;
     node.ready(&shown(&meta.server))?;
+    let inspect = reporting::of_metadata(inspect, &node.config.node.name, meta.space());
     let reporter = Reporter::start(&node.env, meta.cluster(), inspect);
     let ended = tokio::select! {
         biased;
@@ -454,8 +467,12 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
     node.keep_certificate(Role::Storage)?;
     let storage = start_storage(&node.env, &node.site(node.observer(Role::Storage)?), &place).await?;
     node.ready(&shown(&storage.server))?;
+    let own = &node.config.node;
+    let inspect = reporting::of_storage(&node.env, &own.host, &own.name, storage.node());
+    let reporter = Reporter::start(&node.env, storage.cluster(), inspect);
     let work = node.env.tasks.spawn("storage work", storage.work());
     stop_signal().await?;
+    reporter.ends(LEAVE_PATIENCE).await;
     storage.end(LEAVE_PATIENCE).await;
     work.abort();
     Ok(())

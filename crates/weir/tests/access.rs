@@ -84,8 +84,8 @@ fn other_users_may_read_status_and_manage_their_own_volumes() {
     succeeds(&as_ada(&["volume", "quota", "hers", "--soft-bytes", "1GB"]));
     succeeds(&as_ada(&["volume", "snapshot", "hers", "one"]));
     // Files of the cluster, of the superuser or of another user.
-    denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not do that here (ClearTarget, method 9)");
-    denied(&as_ada(&["upgrade", "finish"]), "user 1000 may not do that here (FinishUpgrade, method 28)");
+    denied(&as_ada(&["target", "clear", "t1"]), "user 1000 may not do that here");
+    denied(&as_ada(&["upgrade", "finish"]), "user 1000 may not do that here");
     denied(&as_ada(&["volume", "quota", "hers", "--bytes", "2GB"]), "only the superuser");
     denied(&as_ada(&["volume", "quota", "ours", "--soft-bytes", "1GB"]), "user 1000");
     denied(&as_ada(&["volume", "create", "more"]), "user 1000 may not do that here");
@@ -189,7 +189,10 @@ fn the_audit_log_has_refusals_and_a_changed_byte_is_found() {
     cluster.run_weir(&["volume", "create", "hers", "--owner", "1000"]);
     succeeds(&weir_as(ADA, &cluster, &["volume", "quota", "hers", "--soft-bytes", "1GB"]));
     denied(&weir_as(ADA, &cluster, &["volume", "quota", "hers", "--bytes", "2GB"]), "only the superuser");
-    denied(&weir_as(ADA, &cluster, &["target", "clear", "t1"]), "ClearTarget");
+    denied(
+        &weir_as(ADA, &cluster, &["target", "clear", "t1"]),
+        "user 1000 may not do that here: files are used through a mount",
+    );
     assert!(!cluster.try_run_weir(&["target", "clear", "t9"]).status.success());
     let wanted = [
         (["Join", "storage-1", "storage node", "ok"], None),

@@ -63,8 +63,7 @@ impl Drop for Role {
 
 /// The file that shows that a role serves.
 fn serves(pid_file: &Path) -> bool {
-    let file = fs::read(pid_file).unwrap_or_default();
-    serde_json::from_slice(&file).is_ok_and(|file: serde_json::Value| file["ready"] == true)
+    text(&fs::read(pid_file).unwrap_or_default()).contains("\"ready\":true")
 }
 
 struct Files(PathBuf);
@@ -111,7 +110,9 @@ fn a_role_starts_with_its_own_directory_only() {
     let not_mounted =
         ["there is no weir-namespace.toml", "hint: its file system may not be mounted", "/meta"];
     says(&refused(&meta_starts), &not_mounted);
+    let before = cluster.pid("storage-1").expect("it runs");
     says(&up_is_refused(&cluster), &not_mounted);
+    assert_eq!(cluster.pid("storage-1"), Some(before), "processes that ran before stay");
     let founding = refused(&["meta", "--config", &meta_config, "--new"]);
     says(
         &founding,
@@ -186,6 +187,9 @@ fn an_older_copy_of_the_coordinators_directory_is_refused() {
     copy(&old, &coord);
     let is_older = ["the coordinator's directory is an older copy", "hint: put the newest one back"];
     says(&up_is_refused(&cluster), &is_older);
+    for name in ["coord", "meta", "storage-1", "mount-1"] {
+        assert_eq!(cluster.pid(name), None, "a failed start ends {name}, which it started");
+    }
 
     // Each role that knows more refuses it for itself.
     down();

@@ -294,7 +294,13 @@ ln -s "$WEIR" /run/mount.fuse.weir
 /run/mount.fuse.weir "$SOURCE" "$AT" -n -o noatime; mounted
 cat "$AT/f"
 umount "$AT"; ended $pid
+/run/mount.fuse.weir "$SOURCE" "$AT" -o nodiratime,lazytime,sync,silent,nosymfollow; mounted
+findmnt -n -o OPTIONS "$AT" | tr , '\n' | grep -x -e nosuid -e nodev -e nodiratime -e nosymfollow -e sync | sort | xargs
+ln -sf f "$AT/link"; refused cat "$AT/link"
+umount "$AT"; ended $pid
 refused mount -t fuse.weir "$SOURCE" "$AT" -o nonsense
+refused mount -t fuse.weir weir:/ "$AT" -o cluster=/run
+grep -o 'is not the directory of a cluster' /run/said
 "#;
 
 #[test]
@@ -314,7 +320,16 @@ fn mount_8_makes_changes_and_ends_mounts() {
     assert!(output.status.success(), "{said}\n{}", common::text(&output.stderr));
     let of_fstab = format!("fuse.weir {}", cluster.dir().display());
     let shown: Vec<_> = said.lines().collect();
-    assert_eq!(shown, [of_fstab.as_str(), "nodev noexec nosuid ro", "seen", "strictatime", "seen"]);
+    let expected = [
+        of_fstab.as_str(),
+        "nodev noexec nosuid ro",
+        "seen",
+        "strictatime",
+        "seen",
+        "nodev nodiratime nosuid nosymfollow sync",
+        "is not the directory of a cluster",
+    ];
+    assert_eq!(shown, expected);
 }
 
 /// A program that renames or makes entries as it reads them comes to an end, and names that exist all the

@@ -98,14 +98,17 @@ fn a_path_in_use_costs_almost_no_requests() {
     File::create(file(N)).unwrap();
     names_are_kept(&mount, &file(N));
 
+    let began = Instant::now();
     let (made, asked) = requests(&mount, || (0..N).for_each(|n| drop(File::create(file(n)).unwrap())));
+    // Names count for a moment: a busy machine takes longer, and each directory above is looked up again.
+    let again = 6 * began.elapsed().as_secs();
     eprintln!("create + close: {made:?}, {asked} messages");
     // LOOKUP, CREATE, FLUSH and RELEASE; the kernel asks for the directory's attributes after each change of
     // it.
     for kind in ["LOOKUP", "CREATE", "FLUSH", "RELEASE", "GETATTR"] {
-        assert!(made[kind] <= N + 5, "{kind}: {made:?}");
+        assert!(made[kind] <= N + 5 + again, "{kind}: {made:?}");
     }
-    assert!(sum(&made) <= 5 * N + 10, "{made:?}");
+    assert!(sum(&made) <= 5 * N + 10 + again, "{made:?}");
     // The ends of files are reported in batches, but not later than after 20 ms.
     assert!(asked <= 2 * N + 5, "{asked}");
 

@@ -312,8 +312,8 @@ fn fallocate_does_what_it_reports() {
     assert!(taken <= limit - (24 << 20), "{taken}");
     file.write_all_at(&vec![7; 24 << 20], 0).unwrap();
     file.sync_all().unwrap();
-    // Not kept: space past the end without a size, and what no flag of ours means.
-    assert_eq!(fallocate(&file, How::KEEP_SIZE, 0, 30 << 20), Err(Errno::OPNOTSUPP));
+    // No space is left past the end; and parts are not cut out of files.
+    assert_eq!(fallocate(&file, How::KEEP_SIZE, 0, 30 << 20), Err(Errno::DQUOT));
     assert_eq!(fallocate(&file, How::COLLAPSE_RANGE, 0, 4 << 20), Err(Errno::OPNOTSUPP));
     fallocate(&file, How::ZERO_RANGE | How::KEEP_SIZE, 0, 4 << 20).unwrap();
     assert_eq!(file.metadata().unwrap().blocks(), 24 << 11, "zeros that were asked for are kept");

@@ -1,6 +1,6 @@
-//! Claims about servers that are stopped (not dead: their connections stay open): one of them delays calls for
-//! its tolerated silence at most, and leaves no group before, while enough others are up; else programs wait for them until they return, at any address, and a waiting
-//! program can be ended.
+//! Claims about servers that are stopped (not dead: their connections stay open): one of them delays calls
+//! for its tolerated silence at most, and leaves no group before, while enough others are up; else programs
+//! wait for them until they return, at any address, and a waiting program can be ended.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 5_300_001;
-/// A write waits until the silence of the stopped process has lasted for 3 s and is noticed, once, on top of what
-/// the machine stalls by itself.
+/// A write waits until the silence of the stopped process has lasted for 3 s and is noticed, once, on top of
+/// what the machine stalls by itself.
 const STALL_MAX: Duration = Duration::from_millis(5000);
 /// A file's bytes wait for this number of turns of a processor and of the disk, one after the other.
 const STALLS_OF_THE_MACHINE: u32 = 4;
@@ -257,6 +257,45 @@ fn weir_down_ends_calls_that_wait_and_says_so() {
     let mut error = String::new();
     list.stderr.take().unwrap().read_to_string(&mut error).unwrap();
     assert!(error.contains("Input/output error"), "{error}");
+}
+
+#[test]
+fn weir_down_keeps_data_that_cannot_be_saved() {
+    if !can_mount() {
+        return;
+    }
+    let cluster = Cluster::start(1);
+    let file = cluster.mount().join("f");
+    let go = cluster.dir().join("go");
+    let script = format!(
+        "exec 3> {}; until [ -e {} ]; do sleep 0.05; done; head -c 1000000 /dev/zero | tr '\\0' x >&3; exec sleep 600",
+        file.display(),
+        go.display()
+    );
+    let mut writer = program(&script);
+    wait_until("the file is open", Duration::from_secs(60), || file.exists());
+    let stopped: Vec<_> =
+        ["storage-1", "storage-2", "storage-3"].iter().map(|name| cluster.stop(name)).collect();
+    fs::write(&go, "").unwrap();
+    wait_until("it is written", Duration::from_secs(60), || {
+        fs::metadata(&file).is_ok_and(|m| m.len() == 1_000_000)
+    });
+    let dir = cluster.dir();
+    let down = ["down", "--dir", dir.to_str().unwrap()];
+    let refused = weir(&down);
+    let said = text(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(said.contains("mount-1 holds ") && said.contains("nothing was stopped"), "{said}");
+    assert!(said.contains("--lose-unsaved"), "{said}");
+    assert!(cluster.pid("mount-1").is_some() && cluster.pid("meta").is_some());
+    drop(stopped);
+    let downed = weir(&down);
+    assert!(downed.status.success(), "{}", text(&downed.stderr));
+    assert!(!text(&downed.stdout).contains("lost"), "{}", text(&downed.stdout));
+    let _ = writer.kill();
+    writer.wait().unwrap();
+    cluster.up();
+    assert!(fs::read(&file).unwrap() == vec![b'x'; 1_000_000]);
 }
 
 /// Roles that are started by hand, and end with the test.

@@ -171,6 +171,7 @@ fn cluster_wish(args: &Demo, stage: &Stage) -> Up {
         targets: Some(6),
         scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
+        mount_over_files: false,
         patience: None,
         transport: None,
         movers: Some(1),

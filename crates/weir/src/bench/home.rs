@@ -149,6 +149,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         targets: Some(6),
         scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
+        mount_over_files: false,
         patience: None,
         transport: None,
         movers: Some(1),

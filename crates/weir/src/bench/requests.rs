@@ -96,6 +96,7 @@ fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
         targets: Some(6),
         scheme: Some(local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone(), other.clone()],
+        mount_over_files: false,
         patience: None,
         transport: None,
         movers: Some(0),

@@ -3,13 +3,16 @@
 //!
 //! A query that only newer servers answer, or only for administrators, is skipped; one without an answer in
 //! time is a trouble itself.
+use crate::certificate::Caller;
 use crate::commands::mounts::{self, Asked, MountState};
-use crate::commands::namespace_client::{all, connect};
+use crate::commands::namespace_client::{all, connect_as};
 use crate::commands::quota::Names;
+use crate::commands::troubles::leaving::Leaving;
 use crate::commands::troubles::overload::{self, Busiest};
 use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
+use crate::local::memory;
 use crate::local::process::PidFile;
 use crate::observe::{self, is_led};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +26,7 @@ use weir_coord::Cluster;
 use weir_env::{Addr, Env};
 use weir_home::HomeUrl;
 use weir_proto::condition::{NodeTrouble, STARTS, TroubleList};
-use weir_proto::coord::{ClientsWaiting, Clocks, ClusterStatus, RebuildWaiting};
+use weir_proto::coord::{ClientsWaiting, Clocks, ClusterStatus};
 use weir_proto::enrol::GetEnrolment;
 use weir_proto::event::GetEvents;
 use weir_proto::export::GetExports;
@@ -31,7 +34,7 @@ use weir_proto::life::NodeLife;
 use weir_proto::meta::SessionList;
 use weir_proto::quota::OwnersNearLimit;
 use weir_proto::watch::GetTop;
-use weir_proto::{Error, ErrorKind, InodeId, Request, Result, TargetId};
+use weir_proto::{Error, ErrorKind, InodeId, Request, Result};
 use weir_rpc::{Channel, NoService};
 
 /// The deadline of each query.
@@ -48,6 +51,9 @@ pub struct Asker {
     pub env: Env,
     pub cluster: Cluster,
     coordinators: Vec<Addr>,
+    caller: Caller,
+    /// Of this machine, only pid files: a file system that hangs would hold a thread in each round.
+    only_processes: bool,
     /// Clients by namespace.
     clients: Mutex<BTreeMap<String, Client>>,
 }
@@ -75,18 +81,30 @@ impl Asker {
     pub async fn connect(coordinators: &[Addr], name: &str) -> Outcome<Arc<Asker>> {
         let env = weir_env::real::env();
         let cluster = observe::observe(&env, coordinators, name).await?;
-        Ok(Arc::new(Asker { env, cluster, coordinators: coordinators.to_vec(), clients: Mutex::default() }))
+        let (coordinators, caller) = (coordinators.to_vec(), Caller::of_commands());
+        let (only_processes, clients) = (false, Mutex::default());
+        Ok(Arc::new(Asker { env, cluster, coordinators, caller, only_processes, clients }))
+    }
+
+    /// In a process that runs for long and must not collect threads that hang.
+    pub async fn of_server(env: Env, coordinators: Vec<Addr>, caller: Caller) -> Outcome<Arc<Asker>> {
+        let cluster = observe::observe_as(&env, &coordinators, "events", &caller).await?;
+        let (only_processes, clients) = (true, Mutex::default());
+        Ok(Arc::new(Asker { env, cluster, coordinators, caller, only_processes, clients }))
     }
 
     /// Queries servers, and reads this machine's state meanwhile.
     pub async fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> Result<Facts> {
-        let local_state = tokio::task::spawn_blocking(move || inspect_local(local.as_ref()));
+        let only_processes = self.only_processes;
+        let local_state = tokio::task::spawn_blocking(move || inspect_local(local.as_ref(), only_processes));
         let (coordinator, here) = tokio::join!(self.of_coordinator(), local_state);
         let (mut facts, here) = (coordinator?, here.unwrap_or_default());
         (facts.processes, facts.mounts) = (here.processes, here.mounts);
         (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
         let homes = tokio::task::spawn_blocking(move || {
-            facts.homes = homes_here(&facts.processes, &facts.namespaces);
+            if !only_processes {
+                facts.homes = homes_here(&facts.processes, &facts.namespaces);
+            }
             facts.names = Names::of(facts.owners_near());
             facts
         });
@@ -119,7 +137,8 @@ impl Asker {
         if let Some(client) = self.clients.lock().await.get(namespace) {
             return Ok(client.clone());
         }
-        let client = connect(self.coordinators.clone(), namespace).await?;
+        let (env, by) = (self.env.clone(), self.caller.clone());
+        let client = connect_as(env, self.coordinators.clone(), namespace, by).await?;
         self.clients.lock().await.insert(namespace.to_owned(), client.clone());
         Ok(client)
     }
@@ -128,7 +147,7 @@ impl Asker {
     async fn of_coordinator(self: &Arc<Self>) -> Result<Facts> {
         let (env, cluster) = (&self.env, &self.cluster);
         let (enrolment, log) = (cluster.administer(&GetEnrolment {}), cluster.administer(&GetEvents {}));
-        let (status, lives, waiting, clocks, conditions, audit, rebuild, enrolment, log, namespaces) = tokio::join!(
+        let (status, mut lives, waiting, clocks, conditions, audit, rebuild, enrolment, log, namespaces) = tokio::join!(
             timely(env, cluster.status()),
             timely(env, cluster.lives()),
             timely(env, cluster.waits()),
@@ -140,6 +159,10 @@ impl Asker {
             timely(env, log),
             self.namespaces(),
         );
+        if namespaces.iter().any(|n| n.known.is_err()) {
+            // Whether its process lives is seen by signs of life that are younger than the question to it.
+            lives = timely(env, cluster.lives()).await;
+        }
         let status = status?;
         let mut none = Unanswered::default();
         let lives = none.note("the list of signs of life", lives).unwrap_or_default().nodes;
@@ -162,7 +185,7 @@ impl Asker {
             now_s: u64::try_from(env.clock.wall().0 / 1_000_000_000).unwrap_or(0),
             mutes: log.mutes,
             unanswered: none.0,
-            rebuild: rebuild.map_or(Vec::new(), |rebuild| not_replaced(&rebuild.waiting)),
+            leaving: rebuild.map(Leaving::of).unwrap_or_default(),
             audit: audit.unwrap_or_default(),
             restart: String::new(),
             processes: Vec::new(),
@@ -272,27 +295,25 @@ async fn ask<R: Request>(leader: &Channel, request: R) -> Option<R::Reply> {
     leader.call(&request, Vec::new(), PATIENCE).await.ok().map(|(reply, _)| reply)
 }
 
-/// Places of lost targets that no other target can take. Those whose turn comes later need no attention.
-fn not_replaced(waiting: &[RebuildWaiting]) -> Vec<(TargetId, String)> {
-    let text = |RebuildWaiting { target, why, places }: &RebuildWaiting| {
-        format!("{target} is lost, and not replaced in {places} placement groups: {why}")
-    };
-    waiting.iter().filter(|w| !w.why.contains("first")).map(|w| (w.target, text(w))).collect()
-}
-
-fn inspect_local(local: Option<&LocalCluster>) -> Here {
-    let lives =
-        |p: &Process| local.is_some_and(|at| PidFile::read(&at.pid_file(p)).is_some_and(|f| f.alive()));
+fn inspect_local(local: Option<&LocalCluster>, only_processes: bool) -> Here {
+    let of = |p: &Process| local.and_then(|at| PidFile::read(&at.pid_file(p)));
+    let all = || local.into_iter().flat_map(|at| &at.manifest.processes);
+    // The pid file of a process that was killed stays.
+    let dead: Vec<(i32, u64)> =
+        all().filter_map(of).filter(|file| !file.alive()).map(|file| (file.pid, file.started)).collect();
+    let killed = memory::killed_of(&dead);
     let process_state = |p: &Process| ProcessState {
         name: p.name.clone(),
         role: p.role,
-        lives: lives(p),
+        lives: of(p).is_some_and(|file| file.alive()),
+        out_of_memory: of(p).is_some_and(|file| !file.alive() && killed.contains(&file.pid)),
         log: local.map(|at| at.log(p)).unwrap_or_default(),
     };
-    let processes = local.into_iter().flat_map(|at| &at.manifest.processes).map(process_state).collect();
+    let processes = all().map(process_state).collect();
     // The mounts that this machine's `weir up` made; others belong to their own machines.
-    let mounts = local.map(mounts::of).unwrap_or_default();
-    let dead_mounts = mounts::other_dead(&mounts);
+    let local_mounts = local.filter(|_| !only_processes);
+    let mounts = local_mounts.map(mounts::of).unwrap_or_default();
+    let dead_mounts = if only_processes { Vec::new() } else { mounts::other_dead(&mounts) };
     let restart = match local {
         Some(local) => format!("`weir up --dir {}` starts it again", local.dir.display()),
         None => "start its process again on its machine".into(),

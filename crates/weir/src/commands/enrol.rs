@@ -17,8 +17,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
 use weir_proto::Error;
+use weir_proto::checksum::crc32c;
 use weir_proto::date::Date;
 use weir_proto::enrol::{
     Enrol, Enrolled, GetEnrolment, Holder, NodeRemove, TokenCreate, TokenMade, TokenRevoke, TokenShown,
@@ -27,7 +29,7 @@ use weir_proto::map::Role;
 use weir_proto::meta::Time;
 use weir_proto::network::Network;
 use weir_rpc::{Identity, NoService, Policy, Trust, connect};
-use weir_trust::certificate::{NewKey, check_name, role_of, role_word};
+use weir_trust::certificate::{NAME_BYTES_MAX, NewKey, check_name, role_of, role_word};
 use weir_trust::handshake::Tls;
 use weir_trust::token::{Secret, Token};
 
@@ -48,6 +50,7 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
         &key.with(enrolled.certificate.clone(), enrolled.authorities.clone())?,
     )?;
     let (mut starts, mut units) = (Vec::new(), Vec::new());
+    let is_further_copy = enrolled.roles.contains(&Role::Meta) && is_founded(&env, &dir, &enrolled, args);
     for role in &enrolled.roles {
         let config = config_of(args, &dir, &enrolled, *role)?;
         let file = dir.join(format!("{}.toml", role_word(*role)));
@@ -56,7 +59,7 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
             continue;
         }
         units.push(unit::write(&env, &file, &name, role_word(*role))?);
-        let founds = if *role == Role::Meta { " --new" } else { "" };
+        let founds = if *role == Role::Meta && !is_further_copy { " --new" } else { "" };
         starts.push(format!("weir {} --config {}{founds}", role_word(*role), file.display()));
     }
     if args.json {
@@ -73,7 +76,35 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
     }
     starts.iter().for_each(|start| println!("start it:  {start}"));
     units.iter().for_each(|unit| println!("or let systemd run it:  {}", unit::enable(unit)));
+    if is_further_copy {
+        println!(
+            "its namespace exists: `weir namespace copies NAMESPACE COUNT` makes this node keep a copy of it"
+        );
+    }
     Ok(())
+}
+
+/// Whether the namespace of a new metadata node has been founded: this node then becomes a further copy, and
+/// must not found it. No, if the coordinator does not answer: `weir meta --new` refuses what exists.
+fn is_founded(env: &Env, dir: &Path, enrolled: &Enrolled, args: &cli::Join) -> bool {
+    let founded = || -> Outcome<bool> {
+        let config = config_of(args, dir, enrolled, Role::Meta)?;
+        let own = certificate::load(&config.node.certificate, Policy::default())?;
+        let namespace = config.meta.namespace.clone();
+        let who = Observer {
+            coordinators: config.cluster.coordinators.into_iter().map(|addr| addr.0).collect(),
+            cluster: Some(enrolled.cluster),
+            name: config.node.name,
+            role: Role::Meta,
+            host: observe::host_id(),
+            trust: Some(own.trust),
+        };
+        observe::block_on(async {
+            let cluster = Cluster::observe(env, who, PATIENCE).await?;
+            Ok(cluster.map().namespace_named(&namespace).is_some())
+        })
+    };
+    founded().unwrap_or(false)
 }
 
 /// Presents the token at the first address that answers.
@@ -171,11 +202,22 @@ pub(super) fn name_of_machine(given: Option<&str>, otherwise: &str) -> Outcome<S
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = match (given, otherwise) {
         (Some(given), _) => given.to_owned(),
-        (None, "") => machine,
-        (None, name) => name.to_owned(),
+        (None, "") => fitting(&machine),
+        (None, name) => fitting(name),
     };
     check_name(&name).map_err(|e| Failure::new(e, "choose one with --name"))?;
     Ok(name)
+}
+
+/// A name made of that of a machine, which may be as long as a whole name: cut, and distinct from others by
+/// its checksum.
+fn fitting(name: &str) -> String {
+    if name.len() <= NAME_BYTES_MAX {
+        return name.to_owned();
+    }
+    let sum = format!("-{:08x}", crc32c(name.as_bytes()));
+    let kept: String = name.chars().filter(char::is_ascii).take(NAME_BYTES_MAX - sum.len()).collect();
+    kept + &sum
 }
 
 /// `weir token`.
@@ -322,4 +364,21 @@ pub fn ask<R: weir_proto::Request>(at: &Status, request: &R) -> Outcome<R::Reply
         let cluster = observe::observe(&env, &coordinators, "weir").await?;
         Ok(cluster.administer(request).await?)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_machines_with_long_names_fit_and_differ() {
+        let long = "a".repeat(63);
+        let names = [&long, &format!("coord-{long}"), &format!("coord-{long}b")].map(|name| fitting(name));
+        assert_eq!(names[0], long, "it fits");
+        for name in &names {
+            check_name(name).unwrap();
+        }
+        assert_eq!(names[1].len(), NAME_BYTES_MAX);
+        assert_ne!(names[1], names[2]);
+    }
 }

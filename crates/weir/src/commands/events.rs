@@ -202,7 +202,7 @@ fn as_text(log: &EventLog, now_s: u64) -> String {
         vec![shown(e.raised_s), lasted, state.into(), severity.into(), code, e.trouble.text.clone()]
     };
     let mut out = match log.events.as_slice() {
-        [] => "no events; `weir console` notes them while it runs\n".to_owned(),
+        [] => "no events: no trouble was found within the last 30 days\n".to_owned(),
         events => {
             let rows: Vec<Vec<String>> = events.iter().map(row).collect();
             table::render(&["RAISED", "LASTED", "STATE", "SEVERITY", "CODE", "WHAT"], &rows)

@@ -32,6 +32,7 @@ pub mod status;
 pub mod target;
 pub mod tiering;
 pub mod troubles;
+pub mod unsaved;
 pub mod upgrade;
 pub mod verify;
 pub mod volume;

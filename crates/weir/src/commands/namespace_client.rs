@@ -1,5 +1,6 @@
 //! A command as a client of a namespace, without a mount: its options, its session with the metadata leader,
 //! volumes and relations by name. It prints nothing but what it waits for.
+use crate::certificate::Caller;
 use crate::cluster_args::{CLUSTER_HEADING as HEADING, Status};
 use crate::failure::{Failure, Outcome};
 use crate::local::process::own_process;
@@ -8,6 +9,8 @@ use clap::Args;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NoKernel};
+use weir_env::{Addr, Env};
+use weir_proto::map::Role;
 use weir_proto::meta::Cred;
 use weir_proto::relation::RelationInfo;
 use weir_proto::volume::Volume;
@@ -27,14 +30,22 @@ pub struct Cluster {
     pub namespace: String,
 }
 
+/// The name of the sessions of commands.
+const COMMAND: &str = "weir command";
+
 /// A client for one command.
-pub async fn connect(coordinators: Vec<weir_env::Addr>, namespace: &str) -> Outcome<Client> {
-    as_client(coordinators, namespace, "weir command", own_process(), MEMORY_BYTES).await
+pub async fn connect(coordinators: Vec<Addr>, namespace: &str) -> Outcome<Client> {
+    as_client(coordinators, namespace, COMMAND, own_process(), MEMORY_BYTES).await
+}
+
+/// A client of a namespace that has a leader, which lists what there is as a command does.
+pub async fn connect_as(env: Env, coordinators: Vec<Addr>, namespace: &str, by: Caller) -> Outcome<Client> {
+    open(env, by, config(coordinators, namespace, COMMAND, own_process(), MEMORY_BYTES)).await
 }
 
 /// A client of its own name and memory.
 pub async fn as_client(
-    coordinators: Vec<weir_env::Addr>,
+    coordinators: Vec<Addr>,
     namespace: &str,
     name: &str,
     process: String,
@@ -57,10 +68,20 @@ pub async fn as_client(
             return Err(Failure::new(error, "`weir namespace list` shows all"));
         }
     }
-    let config = ClientConfig {
+    open(env, Caller::of_commands(), config(coordinators, namespace, name, process, memory_bytes)).await
+}
+
+fn config(
+    coordinators: Vec<Addr>,
+    namespace: &str,
+    name: &str,
+    process: String,
+    memory_bytes: u64,
+) -> ClientConfig {
+    ClientConfig {
         coordinators,
         namespace: namespace.to_owned(),
-        role: crate::certificate::role_of_commands(),
+        role: Role::Console,
         name: name.to_owned(),
         host: observe::host_id(),
         process,
@@ -68,8 +89,14 @@ pub async fn as_client(
         patience: PATIENCE,
         recall_patience: ClientConfig::RECALL_PATIENCE,
         local_creates_after: None,
-        trust: crate::certificate::of_commands(),
-    };
+        trust: None,
+    }
+}
+
+async fn open(env: Env, by: Caller, config: ClientConfig) -> Outcome<Client> {
+    let Caller { role, trust } = by;
+    let namespace = config.namespace.clone();
+    let config = ClientConfig { role, trust, ..config };
     Client::connect(env, config, Arc::new(NoKernel)).await.map_err(|e| match e.kind {
         ErrorKind::Unavailable | ErrorKind::Deadline | ErrorKind::NotFound => Failure::new(
             e.doing(format_args!("reach the metadata leader of namespace {namespace:?}")),

@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::time::Duration;
+use weir_coord::decide::{Observed, plan_balance};
 use weir_coord::{PlaceSizes, groups_by_spare, left_of_place};
 use weir_proto::coord::{ClusterStatus, GonePlan, RebuildStatus, RebuildWaiting, RefillReport};
 use weir_proto::map::{ClusterMap, Group, Member, MemberState, Move};
+use weir_proto::version::LEVEL_OF_GROWTH;
 use weir_proto::{Error, TargetId};
 
 /// The interval of `weir rebuild --watch`.
@@ -164,6 +166,8 @@ struct View {
     /// Places that drained targets still have, and places that move, by the target that they go to.
     draining: BTreeMap<TargetId, usize>,
     moving: BTreeMap<TargetId, Filled>,
+    /// Places that begin to move next, from full targets to emptier ones, by the target that they go to.
+    moves_next: BTreeMap<TargetId, usize>,
     rebuild_left: Left,
     moves_left: Left,
 }
@@ -218,7 +222,8 @@ impl View {
         };
         let moves_left = left(&moving, bytes_of(map, &sizes, leaves));
         let by_spare = groups_by_spare(map);
-        View { rebuild, places, filled, by_spare, draining, moving, rebuild_left, moves_left }
+        let moves_next = moves_next(status, &rebuild);
+        View { moves_next, rebuild, places, filled, by_spare, draining, moving, rebuild_left, moves_left }
     }
 
     fn is_done(&self) -> bool {
@@ -249,6 +254,15 @@ impl View {
             let (places, copied) = (count_places(f.places), f.bytes / 1_000_000);
             lines.push(format!("{target} takes {places}: {copied} MB copied"));
         }
+        for (target, places) in &self.moves_next {
+            let places = count_places(*places);
+            lines.push(match self.rebuild.paused {
+                true => format!(
+                    "{target} is to take {places} of fuller targets, paused until `weir rebuild --resume`"
+                ),
+                false => format!("{target} is to take {places} of fuller targets: they move a few at a time"),
+            });
+        }
         for target in &self.rebuild.lost {
             lines.push(match self.places.get(target) {
                 Some(places) => format!("{target} is lost: {places} of its places are not taken yet"),
@@ -271,7 +285,7 @@ impl View {
         lines.extend(self.moves_left.text("all moves"));
         lines.extend(self.rebuild_left.text("the rebuild"));
         if lines.is_empty() {
-            lines.push("nothing is rebuilt".to_owned());
+            lines.push("nothing is rebuilt, and no place moves".to_owned());
         }
         let of = |(spare, groups): (usize, &u32)| {
             let losses = table::count(spare as u64, ["more loss", "more losses"]);
@@ -309,12 +323,32 @@ impl View {
             "groups_by_spare": self.by_spare,
             "draining": self.draining.iter().map(places).collect::<Vec<_>>(),
             "moving": self.moving.iter().map(filled).collect::<Vec<_>>(),
+            "moves_next": self.moves_next.iter().map(places).collect::<Vec<_>>(),
             "paused": self.rebuild.paused,
             "rebuild_left": self.rebuild_left.json(),
             "moves_left": self.moves_left.json(),
             "done": self.is_done(),
         })
     }
+}
+
+/// The steps of the coordinator's next plan: it lets some seconds pass between moves, in which new targets
+/// seem to be done.
+fn moves_next(status: &ClusterStatus, rebuild: &RebuildStatus) -> BTreeMap<TargetId, usize> {
+    let observed = Observed {
+        lost: rebuild.lost.iter().copied().collect(),
+        draining: rebuild.draining.iter().copied().collect(),
+        used: status.targets.iter().map(|t| (t.target, t.used)).collect(),
+        sizes: BTreeMap::new(),
+    };
+    let mut next = BTreeMap::new();
+    // Lost and drained targets come first.
+    if observed.lost.is_empty() && observed.draining.is_empty() && status.map.level >= LEVEL_OF_GROWTH {
+        for step in plan_balance(&status.map, &observed) {
+            *next.entry(step.to).or_default() += 1;
+        }
+    }
+    next
 }
 
 impl Filled {
@@ -334,9 +368,9 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use weir_proto::coord::TargetReport;
-    use weir_proto::map::{ClusterMap, Scheme};
+    use weir_proto::map::{ClusterMap, Node, Role, RunSeen, Scheme, Target, TargetState};
     use weir_proto::version::Program;
-    use weir_proto::{Epoch, PgId};
+    use weir_proto::{DiskUuid, Epoch, NodeId, PgId};
 
     const MB: u64 = 1_000_000;
 
@@ -394,6 +428,50 @@ mod tests {
             bytes_per_s: 0,
             left_ms: 0,
         }
+    }
+
+    /// Between two steps of a balance no place moves; the balance continues all the same.
+    #[test]
+    fn places_that_move_to_a_new_target_next_are_shown() {
+        let mut status = status([4, 4]);
+        let map = Arc::make_mut(&mut status.map);
+        map.level = LEVEL_OF_GROWTH;
+        for member in map.groups.iter_mut().flat_map(|g| &mut g.members) {
+            member.state = MemberState::Current;
+        }
+        let target = |id| Target {
+            id: TargetId(id),
+            uuid: DiskUuid([id as u8; 16]),
+            node: NodeId(id),
+            pool: "default".into(),
+            state: TargetState::Up,
+            capacity: 1000 * MB,
+            last: RunSeen::default(),
+            whole: RunSeen::default(),
+        };
+        map.targets = [2, 3, 4, 5].map(target).to_vec();
+        let node = |id| Node {
+            id: NodeId(id),
+            name: format!("s{id}"),
+            role: Role::Storage,
+            host: format!("h{id}"),
+            addrs: vec![],
+            up: true,
+            program: Program::this(),
+        };
+        map.nodes = [2, 3, 4, 5].map(node).to_vec();
+        let more: Vec<TargetReport> = [(4, 200), (5, 0)]
+            .map(|(id, mb)| TargetReport { target: TargetId(id), used: mb * MB, ..status.targets[0].clone() })
+            .into();
+        status.targets.extend(more);
+        let none = || RebuildStatus { refills: vec![], ..rebuild(vec![], 0, 0) };
+        let view = View::of(&status, none());
+        assert!(view.text().contains("t5 is to take "), "{}", view.text());
+        let lines = view.text();
+        assert!(!lines.contains("nothing is rebuilt"), "{lines}");
+        status.targets[3].used = 200 * MB;
+        let done = View::of(&status, none()).text();
+        assert!(done.starts_with("nothing is rebuilt, and no place moves"), "{done}");
     }
 
     #[test]

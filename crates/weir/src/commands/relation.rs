@@ -369,6 +369,10 @@ fn explain(e: Error) -> Failure {
 fn state(info: &RelationInfo) -> String {
     let mirrors = info.direction == Direction::Mirror;
     match &info.state {
+        // Nothing is copied while its home refuses everything.
+        RelationState::Synced {} | RelationState::Copying {} if !info.home_failure.is_empty() => {
+            "home refused".into()
+        }
         RelationState::Synced {} if mirrors => "mirroring".into(),
         RelationState::Copying {} if mirrors => "first scan".into(),
         RelationState::Synced {} => "synced".into(),
@@ -409,7 +413,8 @@ fn as_json(info: &RelationInfo) -> Value {
         "state": word, "lag_ms": info.lag_ms, "backlog_bytes": info.backlog_bytes,
         "backlog_names": info.backlog_names, "unseen_directories": info.unseen_directories,
         "rate_bytes_per_s": info.rate, "eta_s": eta_s(info), "shipped_bytes": info.shipped_bytes,
-        "shipped_names": info.shipped_names, "movers": info.movers, "limited_by": info.limited_by, "conflicts": conflicts,
+        "shipped_names": info.shipped_names, "movers": info.movers, "limited_by": info.limited_by,
+        "home_failure": info.home_failure, "conflicts": conflicts,
     })
 }
 
@@ -434,6 +439,9 @@ fn list(all: &[RelationInfo], as_json_too: bool) {
         })
         .collect();
     print!("{}", table::render(&["RELATION", "VOLUME", "HOME", "STATE", "LAG", "BACKLOG", "RATE"], &rows));
+    for refused in all.iter().filter(|r| !r.home_failure.is_empty()) {
+        println!("{}: {}", refused.id, refused.home_failure);
+    }
 }
 
 fn show(info: &RelationInfo, rules: &RelationRules, json: bool) {
@@ -572,4 +580,22 @@ fn change_json(volume: VolumeId, NamedChange { change, path }: &NamedChange) -> 
     value["volume"] = json!(volume.0);
     value["by"] = json!({ "node": change.by.node, "uid": change.by.uid });
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::troubles::world::world;
+
+    #[test]
+    fn a_relation_whose_home_refuses_everything_is_not_copying() {
+        let mut world = world();
+        let info = world.relation();
+        info.state = RelationState::Copying {};
+        assert_eq!(state(info), "copying");
+        info.home_failure = "Permission denied".into();
+        assert_eq!(state(info), "home refused");
+        info.state = RelationState::Paused { why: "by an administrator".into() };
+        assert_eq!(state(info), "paused by an administrator");
+    }
 }

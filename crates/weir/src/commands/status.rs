@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
+use weir_coord::decide::{FileSpace, file_space};
 use weir_env::Addr;
 use weir_proto::condition::Severity;
-use weir_proto::coord::{CutLink, TargetReport};
+use weir_proto::coord::CutLink;
 use weir_proto::map::{Group, MemberState, Role, TargetState};
 use weir_proto::version::Program;
 
@@ -129,13 +130,10 @@ impl Report {
         state(self.worst())
     }
 
-    /// Capacity of the targets for files, and the used part, without redundancy.
-    fn space(&self) -> (u64, u64) {
+    /// The space for files, without redundancy, as programs see it.
+    fn space(&self) -> FileSpace {
         let status = &self.facts.status;
-        let share = |of: fn(&TargetReport) -> u64| {
-            status.map.settings.scheme.payload_share(status.targets.iter().map(of).sum())
-        };
-        (share(|r| r.capacity), share(|r| r.used))
+        file_space(&status.map, &status.targets, None, None)
     }
 
     /// The number of further targets that may fail, in any place, before data is lost: in the group with the
@@ -162,14 +160,20 @@ impl Report {
     fn as_text(&self) -> String {
         let map = &self.facts.status.map;
         let mut out = self.headline();
-        let (capacity, used) = self.space();
-        let (free, scheme) = (capacity.saturating_sub(used), map.settings.scheme);
+        let (space, scheme) = (self.space(), map.settings.scheme);
         out += &format!(
             "{} free for files with {scheme}, {} of {} used\n",
-            table::bytes(free),
-            table::bytes(used),
-            table::bytes(capacity)
+            table::bytes(space.free),
+            table::bytes(space.used),
+            table::bytes(space.capacity())
         );
+        if space.is_uneven() {
+            let all = table::bytes(space.free_of_targets);
+            out += &format!(
+                "(the targets have room for {all}, and each stripe needs {} of them: the smaller ones limit it)\n",
+                scheme.width()
+            );
+        }
         out += &match self.spare() {
             None => "no placement groups yet\n".to_owned(),
             Some(0) => "no redundancy is left somewhere: one more failure may lose data\n".to_owned(),
@@ -272,12 +276,12 @@ fn group_kinds(groups: &[&Group]) -> Vec<Vec<String>> {
 impl Report {
     /// Without nodes, targets and groups.
     fn as_brief_json(&self) -> Value {
-        let (capacity, used) = self.space();
+        let space = self.space();
         json!({
             "state": self.state().0, "healthy": self.worst().is_none_or(|worst| worst == Severity::Note),
             "redundant": self.health.is_full(), "serving": self.health.serves(), "health": self.health,
             "spare_targets": self.spare(), "troubles": self.troubles_json(),
-            "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),
+            "capacity_bytes": space.capacity(), "used_bytes": space.used, "free_bytes": space.free,
         })
     }
     fn troubles_json(&self) -> Vec<Value> {
@@ -330,12 +334,12 @@ impl Report {
         .collect();
         let link = |l: &CutLink| json!({ "from": l.from, "role": role(l.role), "to_node": l.to.0, "since_ms": l.since_ms, "why": l.why });
         let links: Vec<Value> = status.links.iter().map(link).collect();
-        let (capacity, used) = self.space();
+        let space = self.space();
         json!({
             "cluster": map.cluster.to_string(), "map_version": map.version, "level": map.level, "coordinator_program": program(&status.program), "uptime_ms": status.uptime_ms,
             "state": self.state().0, "healthy": self.worst().is_none_or(|worst| worst == Severity::Note),
             "redundant": health.is_full(), "serving": health.serves(), "health": health, "troubles": self.troubles_json(), "spare_targets": self.spare(),
-            "capacity_bytes": capacity, "used_bytes": used, "free_bytes": capacity.saturating_sub(used),
+            "capacity_bytes": space.capacity(), "used_bytes": space.used, "free_bytes": space.free,
             "mounts": self.facts.mounts, "dead_mounts": self.facts.dead_mounts,
             "nodes": nodes, "targets": targets, "groups": groups, "namespaces": namespaces,
             "cut_links": links,

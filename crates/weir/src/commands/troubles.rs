@@ -8,7 +8,9 @@
 mod clients;
 mod cluster;
 mod data;
+mod fold;
 mod kinds;
+pub mod leaving;
 pub mod overload;
 pub mod owners;
 #[cfg(test)]
@@ -22,6 +24,8 @@ use crate::commands::mounts::MountState;
 use crate::commands::quota::Names;
 use crate::local::local_cluster::RoleName;
 use crate::observe::InUse;
+use crate::reporting::REFUSES;
+use leaving::Leaving;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -130,8 +134,8 @@ pub struct Facts {
     pub mutes: Vec<Mute>,
     /// Queries that were not answered in time, and why.
     pub unanswered: Vec<(String, String)>,
-    /// Why lost targets are not replaced.
-    pub rebuild: Vec<(TargetId, String)>,
+    /// Targets that are lost or drained.
+    pub leaving: Leaving,
     /// The coordinator's audit log.
     pub audit: AuditState,
     /// The command that restarts stopped processes.
@@ -159,6 +163,8 @@ pub struct ProcessState {
     pub name: String,
     pub role: RoleName,
     pub lives: bool,
+    /// The kernel killed it for want of memory.
+    pub out_of_memory: bool,
     pub log: PathBuf,
 }
 
@@ -208,6 +214,12 @@ impl Facts {
         let volumes = self.known().flat_map(|k| &k.volumes);
         volumes.map(|volume| (volume.id.0, volume.name.clone())).collect()
     }
+    /// Targets that refuse data for want of space, as their nodes report.
+    fn refusing(&self) -> impl Iterator<Item = &str> {
+        let current = self.conditions.iter().filter(|node| node.last_contact_ms < clients::SILENT_MS);
+        let troubles = current.flat_map(|node| &node.condition.troubles);
+        troubles.filter(|trouble| trouble.code == REFUSES).map(|trouble| trouble.about.as_str())
+    }
     fn node_of(&self, target: &Target) -> Option<&Node> {
         self.status.map.node(target.node)
     }
@@ -225,6 +237,7 @@ pub fn troubles(facts: &Facts) -> Vec<Trouble> {
     data::check(facts, &mut found);
     clients::check(facts, &mut found);
     overload::check(facts, &mut found);
+    fold::fold(facts, &mut found);
     for trouble in &mut found.0 {
         let is_meant = |mute: &&Mute| {
             mute.code == trouble.code && (mute.about.is_empty() || mute.about == trouble.about)

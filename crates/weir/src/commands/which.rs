@@ -48,7 +48,29 @@ fn coordinators_of_node(dir: &Path, file: &Path) -> Outcome<Vec<Addr>> {
     }
     let text = std::fs::read_to_string(file).doing(format_args!("read {}", file.display()))?;
     let config = config::parse(&file.display().to_string(), &text)?;
-    Ok(config.cluster.coordinators.into_iter().map(|addr| addr.0).collect())
+    let all: Vec<Addr> = config.cluster.coordinators.into_iter().map(|addr| addr.0).collect();
+    let is_coordinator = file.file_name().is_some_and(|name| name == "coord.toml");
+    if is_coordinator && !certificates.iter().any(|file| file.exists()) {
+        require_lead(dir, &all)?;
+    }
+    Ok(all)
+}
+
+/// A coordinator that stands by does not listen, and the leading one on another machine takes commands only
+/// with a certificate.
+fn require_lead(dir: &Path, all: &[Addr]) -> Outcome<()> {
+    let (here, others): (Vec<&Addr>, Vec<&Addr>) = all.iter().partition(|addr| matches!(addr, Addr::Unix(_)));
+    if here.is_empty() || others.len() < 2 || here.iter().any(|addr| observe::listens(addr)) {
+        return Ok(());
+    }
+    let error = Error::unavailable(format!(
+        "the coordinator of {} does not lead now: it stands by, or does not run; another one takes commands from here only \
+         with a certificate",
+        dir.display()
+    ));
+    let hint = "run this on the machine of the leading coordinator, or with --certificate admin.pem of the directory where \
+                the cluster was founded (`weir token create --role admin` there lets you join as another administrator)";
+    Err(Failure::new(error, hint))
 }
 
 /// The socket on which the mount that contains a path serves this machine's users.
@@ -92,4 +114,23 @@ pub fn coordinators(args: &Status) -> Outcome<Vec<Addr>> {
     };
     observe::require_listener(&found)?;
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standby_coordinator_sends_to_the_leading_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("coord.sock");
+        let at = |text: &str| text.parse::<Addr>().unwrap();
+        let all = [Addr::Unix(socket.clone()), at("tcp:10.0.0.1:7000"), at("tcp:10.0.0.2:7000")];
+        let refused = require_lead(dir.path(), &all).unwrap_err();
+        assert!(refused.error.context.contains("it stands by"), "{refused}");
+        assert!(refused.hint.as_deref().unwrap().contains("--certificate admin.pem"), "{refused}");
+        assert!(require_lead(dir.path(), &all[..2]).is_ok(), "there is no other one");
+        let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert!(require_lead(dir.path(), &all).is_ok(), "it leads");
+    }
 }

@@ -1,7 +1,8 @@
 //! The answers of the API: pure functions of the snapshot, as JSON. `openapi.json` describes it.
+use super::processes::processes;
 use super::snapshot::Snapshot;
 use crate::cli_watch::By;
-use crate::commands::troubles::{HomesHere, state, worst};
+use crate::commands::troubles::{HomesHere, Trouble, state, worst};
 use crate::commands::watch::{Names, lines_of, sorted, waits_json};
 use crate::observe::Health;
 use crate::users::Users;
@@ -9,8 +10,10 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use weir_coord::decide::file_space;
 use weir_coord::{Cluster, Collected};
 use weir_proto::Result;
+use weir_proto::condition::Severity;
 use weir_proto::map::TargetState;
 use weir_proto::relation::{RelationInfo, RelationState};
 use weir_proto::watch::{GetHistory, SeriesRead};
@@ -21,23 +24,25 @@ const PATIENCE: Duration = Duration::from_millis(800);
 const POINTS_MAX: u32 = 3600;
 /// Beyond this, minutes are shown instead of seconds.
 const BY_SECOND_MAX: u32 = 60;
+/// Points of a graph: a wide screen shows no more in one.
+const SHOWN_MAX: usize = 720;
+const MINUTES_OF_DAY: f64 = 1440.0;
+/// A process keeps two days.
+const GROWTH_MINUTES: u32 = 2 * 24 * 60;
+/// The growth of a shorter time does not predict days.
+const GROWTH_MINUTES_MIN: usize = 60;
 
 pub fn status(snapshot: &Snapshot) -> Value {
     let Some(facts) = &snapshot.facts else {
-        return json!({ "state": "the coordinator does not answer", "healthy": false });
+        let word = "not known";
+        return json!({ "state": "the coordinator does not answer", "word": word, "healthy": false });
     };
     let status = &facts.status;
     let health = Health::of_used(status, &facts.in_use());
     let (word, meaning) = state(worst(&snapshot.troubles));
     let map = &status.map;
-    let scheme = map.settings.scheme;
-    let sum = |of: fn(&weir_proto::coord::TargetReport) -> u64| {
-        scheme.payload_share(status.targets.iter().map(of).sum())
-    };
+    let space = file_space(map, &status.targets, None, None);
     let answers = |name: &str| snapshot.meters.iter().find(|g| g.name == name).map(|g| g.reply.is_ok());
-    let processes = snapshot.meters.iter().map(|g| {
-        json!({ "name": g.name, "role": role_word(g.role), "answers": g.reply.is_ok(), "why": g.reply.as_ref().err() })
-    });
     let targets = map.targets.iter().map(|t| {
         let node = map.node(t.node).map_or("?", |node| node.name.as_str());
         let report = status.targets.iter().find(|r| r.target == t.id);
@@ -54,10 +59,16 @@ pub fn status(snapshot: &Snapshot) -> Value {
     });
     json!({
         "cluster": map.cluster.to_string(), "state": format!("{word}{meaning}; {}", health.counts()), "healthy": word == "healthy",
-        "serves": health.serves(), "capacity_bytes": sum(|r| r.capacity), "used_bytes": sum(|r| r.used),
+        "serves": health.serves(), "capacity_bytes": space.capacity(), "used_bytes": space.used,
         "waits": snapshot.waits.iter().filter_map(|g| g.reply.as_ref().ok()).map(|w| w.now.len()).sum::<usize>(),
-        "processes": processes.collect::<Vec<_>>(), "targets": targets.collect::<Vec<_>>(),
+        "word": word, "troubles": counted(&snapshot.troubles),
+        "processes": processes(snapshot), "targets": targets.collect::<Vec<_>>(),
     })
+}
+
+/// Those that count: they are more than notes, and not muted.
+fn counted(troubles: &[Trouble]) -> usize {
+    troubles.iter().filter(|t| t.severity > Severity::Note && t.muted_until.is_none()).count()
 }
 
 /// None: there are no such rows.
@@ -145,18 +156,105 @@ pub fn proof(snapshot: &Snapshot) -> Value {
     })
 }
 
-/// A series, summed over all processes: of the last minutes, by second up to an hour.
+/// A series of the last minutes: summed over all processes, or the mean of all their values. By second up to
+/// an hour, then by minute; at most as many points as a screen can show.
 pub async fn history(cluster: &Cluster, series: &str, minutes: u32) -> Result<Value> {
     let by_minute = minutes > BY_SECOND_MAX;
-    let points = if by_minute { minutes } else { minutes * 60 }.clamp(1, POINTS_MAX);
+    let points = if by_minute { minutes } else { minutes.saturating_mul(60) }.clamp(1, POINTS_MAX);
+    let all = match series.strip_suffix(":mean") {
+        None => summed(&read(cluster, series, by_minute, points).await?.into_values().collect::<Vec<_>>()),
+        // Without the number of values of one target, its mean is that of the only process that has it.
+        Some(_) if series.contains('{') => {
+            let mut found = read(cluster, series, by_minute, points).await?.into_values();
+            found.next().unwrap_or_default().into_iter().map(|p| (!p.is_nan()).then_some(p)).collect()
+        }
+        Some(base) => {
+            let (means, counts) = tokio::try_join!(
+                read(cluster, series, by_minute, points),
+                read(cluster, base, by_minute, points)
+            )?;
+            weighted(&means, &counts)
+        }
+    };
+    let each = all.len().div_ceil(SHOWN_MAX).max(1);
+    let step_s = if by_minute { 60 } else { 1 } * each;
+    Ok(json!({ "series": series, "step_s": step_s, "points": coarser(&all, each) }))
+}
+
+/// By process.
+async fn read(
+    cluster: &Cluster,
+    series: &str,
+    by_minute: bool,
+    points: u32,
+) -> Result<BTreeMap<String, Vec<f32>>> {
     let asked = GetHistory { name: series.to_owned(), by_minute, points };
     let collected: Vec<Collected<SeriesRead>> = cluster.collect(&asked, PATIENCE).await?;
-    let read: Vec<Vec<f32>> = collected
-        .into_iter()
-        .filter_map(|g| g.reply.ok())
-        .map(|read| read.points.into_iter().map(f32::from_bits).collect())
+    let of = |read: SeriesRead| read.points.into_iter().map(f32::from_bits).collect::<Vec<f32>>();
+    let answered = collected.into_iter().filter_map(|g| Some((g.name, of(g.reply.ok()?))));
+    Ok(answered.filter(|(_, points)| !points.is_empty()).collect())
+}
+
+/// How fast the targets fill, and in how many days they are full at that rate.
+pub async fn space(cluster: &Cluster, snapshot: &Snapshot) -> Result<Value> {
+    let used = read(cluster, "weir_target_used_bytes", true, GROWTH_MINUTES).await?;
+    let reports = snapshot.facts.iter().flat_map(|facts| &facts.status.targets);
+    let free: u64 = reports.map(|r| r.capacity.saturating_sub(r.used)).sum();
+    let per_day: Option<f64> = used.values().map(|points| growth(points)).sum();
+    let days = per_day.filter(|bytes| *bytes > 0.0).map(|bytes| free as f64 / bytes);
+    Ok(json!({ "bytes_per_day": per_day, "days_to_full": days }))
+}
+
+/// The slope of a line through the points of minutes, by day; none: too short a time.
+fn growth(points: &[f32]) -> Option<f64> {
+    let known: Vec<(f64, f64)> = points
+        .iter()
+        .enumerate()
+        .filter(|(_, p)| !p.is_nan())
+        .map(|(at, p)| (at as f64, f64::from(*p)))
         .collect();
-    Ok(json!({ "series": series, "step_s": if by_minute { 60 } else { 1 }, "points": summed(&read) }))
+    if known.len() < GROWTH_MINUTES_MIN {
+        return None;
+    }
+    let count = known.len() as f64;
+    let (mean_x, mean_y) = (
+        known.iter().map(|(x, _)| x).sum::<f64>() / count,
+        known.iter().map(|(_, y)| y).sum::<f64>() / count,
+    );
+    let spread: f64 = known.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
+    let both: f64 = known.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+    Some(both / spread * MINUTES_OF_DAY)
+}
+
+/// Means of values of several processes, by how many values each had.
+fn weighted(means: &BTreeMap<String, Vec<f32>>, counts: &BTreeMap<String, Vec<f32>>) -> Vec<Option<f32>> {
+    let longest = means.values().map(Vec::len).max().unwrap_or(0);
+    let mut sums: BTreeMap<usize, (f32, f32)> = BTreeMap::new();
+    for (process, points) in means {
+        let Some(counts) = counts.get(process) else { continue };
+        let first = longest - points.len();
+        for (at, mean) in points.iter().enumerate().filter(|(_, mean)| !mean.is_nan()) {
+            let back = points.len() - at;
+            let count = counts.len().checked_sub(back).and_then(|at| counts.get(at)).copied().unwrap_or(0.0);
+            if count > 0.0 {
+                let sum = sums.entry(first + at).or_default();
+                (sum.0, sum.1) = (sum.0 + mean * count, sum.1 + count);
+            }
+        }
+    }
+    (0..longest).map(|at| sums.get(&at).map(|(sum, count)| sum / count)).collect()
+}
+
+/// One point for each group of neighbours, their mean; the last group is whole.
+fn coarser(points: &[Option<f32>], each: usize) -> Vec<Option<f32>> {
+    let first = points.len() % each;
+    let (head, rest) = points.split_at(first);
+    let parts = (!head.is_empty()).then_some(head).into_iter().chain(rest.chunks(each));
+    let mean = |part: &[Option<f32>]| {
+        let known: Vec<f32> = part.iter().flatten().copied().collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f32>() / known.len() as f32)
+    };
+    parts.map(mean).collect()
 }
 
 /// The sum of series that end now; a time without a point in any process has none.
@@ -185,6 +283,28 @@ mod tests {
     }
 
     #[test]
+    fn means_count_by_their_values_and_graphs_have_a_screens_points() {
+        let of = |all: &[(&str, &[f32])]| {
+            all.iter().map(|(name, points)| ((*name).to_owned(), points.to_vec())).collect::<BTreeMap<_, _>>()
+        };
+        let means = of(&[("a", &[10.0, f32::NAN, 10.0]), ("b", &[40.0, 40.0])]);
+        let counts = of(&[("a", &[9.0, 1.0, 0.0, 1.0]), ("b", &[3.0, 2.0])]);
+        assert_eq!(weighted(&means, &counts), [Some(10.0), Some(40.0), Some(30.0)]);
+        let points = [Some(9.0), Some(1.0), Some(3.0), None, Some(4.0), None, None];
+        assert_eq!(coarser(&points, 2), [Some(9.0), Some(2.0), Some(4.0), None]);
+        assert_eq!(coarser(&points, 1), points);
+    }
+
+    #[test]
+    fn growth_is_by_day_and_needs_an_hour() {
+        let filling: Vec<f32> =
+            (0..120).map(|at| if at % 7 == 3 { f32::NAN } else { 100.0 + at as f32 }).collect();
+        assert!((growth(&filling).unwrap() - 1440.0).abs() < 1e-6);
+        assert_eq!(growth(&[5.0; 80]), Some(0.0));
+        assert_eq!(growth(&filling[..50]), None);
+    }
+
+    #[test]
     fn nothing_is_known_of_a_silent_cluster_and_that_is_said() {
         let nothing = Snapshot::default();
         assert_eq!(status(&nothing)["healthy"], false);
@@ -196,7 +316,7 @@ mod tests {
     #[test]
     fn the_description_of_the_api_names_every_path() {
         let described: Value = serde_json::from_str(super::super::OPENAPI).unwrap();
-        for path in ["status", "top", "waits", "volumes", "homes", "history"] {
+        for path in ["status", "top", "waits", "volumes", "homes", "history", "space"] {
             assert!(described["paths"][format!("/api/v1/{path}")]["get"].is_object(), "{path}");
         }
     }

@@ -19,7 +19,7 @@ const VOLUMES_MAX: usize = 100;
 
 /// The meaning of each name, for authors of dashboards. Names without a text here are of older or newer
 /// processes.
-const HELP: [(&str, &str); 53] = [
+const HELP: [(&str, &str); 54] = [
     ("weir_build_info", "The release of a node's program"),
     ("weir_call_seconds", "Time of requests that the process sent, by method"),
     ("weir_client_bytes_total", "Bytes that programs read and wrote at a mount"),
@@ -65,6 +65,7 @@ const HELP: [(&str, &str); 53] = [
     ("weir_store_write_bytes_total", "Bytes written to slabs"),
     ("weir_store_write_seconds", "Time of a write to a slab"),
     ("weir_target_up", "1: the target is up"),
+    ("weir_target_used_bytes", "Space in use, as the target's process last reported it"),
     ("weir_troubles", "Troubles of a kind that `weir status` lists and that are not muted"),
     ("weir_up", "1: the process answers"),
     ("weir_volume_used_bytes", "Bytes of a volume"),

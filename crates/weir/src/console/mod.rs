@@ -7,6 +7,7 @@ pub mod api;
 mod login;
 mod metrics;
 mod page;
+mod processes;
 mod snapshot;
 mod stream;
 
@@ -26,17 +27,23 @@ use axum::routing::get;
 use login::{LinkFile, Login};
 use serde::Deserialize;
 use snapshot::Source;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use weir_proto::Error;
 use weir_proto::event::{GetEvents, ReportEvents};
 
-const SCRIPT: &str = include_str!("console.js");
+/// The scripts of the page, by name.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("/console.js", include_str!("console.js")),
+    ("/dom.js", include_str!("dom.js")),
+    ("/graph.js", include_str!("graph.js")),
+];
 const STYLE: &str = include_str!("console.css");
 const OPENAPI: &str = include_str!("openapi.json");
-const COOKIE: &str = "weir_console";
+/// The cookie's name begins so; consoles of several clusters behind tunnels are one site for a browser.
+const COOKIE: &str = "weir_console_";
 /// The interval of reports of troubles as events.
 const NOTE_EVERY: Duration = Duration::from_secs(5);
 
@@ -45,6 +52,8 @@ struct Console {
     login: Login,
     listens: SocketAddr,
     links: Option<LinkFile>,
+    /// The name of its cookie.
+    cookie: String,
     /// Open streams of states.
     streams: AtomicUsize,
 }
@@ -67,7 +76,9 @@ pub fn console(args: &ConsoleArgs) -> Outcome<()> {
         let login = Login::new(&asker.env);
         let links = args.link_file.clone().map(LinkFile);
         let source = Source::new(asker, local);
-        let console = Arc::new(Console { source, login, listens, links, streams: AtomicUsize::new(0) });
+        let cookie = format!("{COOKIE}{:08x}", source.asker.env.rng.next_u64() as u32);
+        let console =
+            Arc::new(Console { source, login, listens, links, cookie, streams: AtomicUsize::new(0) });
         println!("metrics: http://{listens}/metrics");
         let link = console.next_link()?;
         match &console.links {
@@ -114,7 +125,6 @@ async fn note_events(console: Arc<Console>) {
 fn routes(console: Arc<Console>) -> Router {
     let private = Router::new()
         .route("/", get(page))
-        .route("/console.js", get(async || ([(header::CONTENT_TYPE, "text/javascript")], SCRIPT)))
         .route("/console.css", get(async || ([(header::CONTENT_TYPE, "text/css")], STYLE)))
         .route("/api/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], OPENAPI)))
         .route("/api/v1/status", get(status))
@@ -127,7 +137,12 @@ fn routes(console: Arc<Console>) -> Router {
         .route("/api/v1/events", get(events))
         .route("/api/v1/events/stream", get(stream::states))
         .route("/api/v1/proof", get(proof))
-        .layer(from_fn_with_state(console.clone(), logged_in));
+        .route("/api/v1/space", get(space));
+    let with_script = |routes: Router<Arc<Console>>, (path, text): (&'static str, &'static str)| {
+        routes.route(path, get(async move || ([(header::CONTENT_TYPE, "text/javascript")], text)))
+    };
+    let private = SCRIPTS.into_iter().fold(private, with_script);
+    let private = private.layer(from_fn_with_state(console.clone(), logged_in));
     Router::new()
         .merge(private)
         .route("/metrics", get(metrics_page))
@@ -136,24 +151,33 @@ fn routes(console: Arc<Console>) -> Router {
         .with_state(console)
 }
 
-/// A request for a name that another site's DNS resolves to this machine is refused.
+/// A request for a name that another site's DNS resolves to this machine is refused. The port may differ: a
+/// tunnel of `ssh -L` has its own.
 async fn of_this_machine(State(console): Shared, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let port = console.listens.port();
-    let own = [
-        format!("localhost:{port}"),
-        format!("127.0.0.1:{port}"),
-        format!("[::1]:{port}"),
-        console.listens.to_string(),
-    ];
-    match own.iter().any(|name| name == host) {
+    match is_own(host, console.listens.ip()) {
         true => next.run(request).await,
-        false => (StatusCode::FORBIDDEN, "this is the console of this machine only\n").into_response(),
+        false => {
+            let why = "the console is for this machine only: open it as http://localhost:PORT/, also through a tunnel of ssh\n";
+            (StatusCode::FORBIDDEN, why).into_response()
+        }
     }
 }
 
+/// Whether a `Host` is a name of this machine that no other site can have, with or without a port.
+fn is_own(host: &str, listens: IpAddr) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok());
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    let is_address = address.parse().is_ok_and(|address: IpAddr| address.is_loopback() || address == listens);
+    is_port && (name.eq_ignore_ascii_case("localhost") || is_address)
+}
+
 async fn logged_in(State(console): Shared, request: Request, next: Next) -> Response {
-    match cookie(request.headers()).is_some_and(|session| console.login.knows(session)) {
+    match cookie(request.headers(), &console.cookie).is_some_and(|session| console.login.knows(session)) {
         true => next.run(request).await,
         false => {
             let whence = match &console.links {
@@ -165,9 +189,9 @@ async fn logged_in(State(console): Shared, request: Request, next: Next) -> Resp
     }
 }
 
-fn cookie(headers: &HeaderMap) -> Option<&str> {
+fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     let all = headers.get(header::COOKIE)?.to_str().ok()?;
-    all.split(';').find_map(|one| one.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+    all.split(';').find_map(|one| one.trim().strip_prefix(name)?.strip_prefix('='))
 }
 
 #[derive(Deserialize)]
@@ -183,7 +207,7 @@ async fn log_in(State(console): Shared, Query(Key { key }): Query<Key>) -> Respo
             {
                 tracing::warn!("there is no further link: {e}");
             }
-            let cookie = format!("{COOKIE}={session}; Path=/; HttpOnly; SameSite=Strict");
+            let cookie = format!("{}={session}; Path=/; HttpOnly; SameSite=Strict", console.cookie);
             ([(header::SET_COOKIE, cookie)], Redirect::to("/")).into_response()
         }
         None => {
@@ -250,6 +274,13 @@ async fn events(State(console): Shared) -> Response {
     }
 }
 
+async fn space(State(console): Shared) -> Response {
+    match api::space(&console.source.asker.cluster, &*console.source.snapshot().await).await {
+        Ok(value) => json(&value),
+        Err(e) => (StatusCode::SERVICE_UNAVAILABLE, format!("{e}\n")).into_response(),
+    }
+}
+
 async fn proof(State(console): Shared) -> Response {
     json(&api::proof(&*console.source.snapshot().await))
 }
@@ -264,5 +295,32 @@ async fn history(State(console): Shared, Query(asked): Query<Series>) -> Respons
     match api::history(&console.source.asker.cluster, &asked.series, asked.minutes.unwrap_or(5)).await {
         Ok(value) => json(&value),
         Err(e) => (StatusCode::SERVICE_UNAVAILABLE, format!("{e}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_this_machine_pass_with_any_port_and_no_others() {
+        let listens = "127.0.0.1".parse().unwrap();
+        for host in [
+            "localhost",
+            "localhost:7070",
+            "LOCALHOST:18080",
+            "127.0.0.1:9",
+            "127.0.0.2:80",
+            "[::1]:7070",
+            "[::1]",
+        ] {
+            assert!(is_own(host, listens), "{host}");
+        }
+        let others =
+            ["", "evil.example", "evil.example:7070", "localhost.evil.example:7070", "10.0.0.1:7070"];
+        let wrong = ["localhost:", "localhost:x", "[::1", "[::2]:7070", "127.0.0.1.evil.example", ":7070"];
+        for host in others.into_iter().chain(wrong) {
+            assert!(!is_own(host, listens), "{host}");
+        }
     }
 }

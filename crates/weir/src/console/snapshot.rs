@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use weir_coord::Collected;
 use weir_env::Instant;
+use weir_proto::event::{EventLog, GetEvents};
 use weir_proto::watch::{GetMeters, GetTop, ListWaits, Meters, Top, WaitsListed};
 
 const KEPT_FOR: Duration = Duration::from_millis(1500);
@@ -28,6 +29,8 @@ pub struct Snapshot {
     pub meters: Vec<Collected<Meters>>,
     pub tops: Vec<Collected<Top>>,
     pub waits: Vec<Collected<WaitsListed>>,
+    /// Troubles as they began and ended; empty if it is not known.
+    pub log: EventLog,
 }
 
 impl Snapshot {
@@ -72,11 +75,12 @@ impl Source {
     async fn ask(&self) -> Snapshot {
         let cluster = &self.asker.cluster;
         let (top, waits) = (GetTop { seconds: TOP_S }, ListWaits { min_ms: MIN_MS, since_s: ENDED_WITHIN_S });
-        let (facts, meters, tops, waits) = tokio::join!(
+        let (facts, meters, tops, waits, log) = tokio::join!(
             self.asker.facts(self.local.clone()),
             cluster.collect(&GetMeters {}, PATIENCE),
             cluster.collect(&top, PATIENCE),
             cluster.collect(&waits, PATIENCE),
+            cluster.administer(&GetEvents {}),
         );
         let facts = facts.ok();
         Snapshot {
@@ -85,6 +89,7 @@ impl Source {
             meters: meters.unwrap_or_default(),
             tops: tops.unwrap_or_default(),
             waits: waits.unwrap_or_default(),
+            log: log.unwrap_or_default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 pub mod etcd;
 pub mod forget;
 pub mod local_cluster;
+pub mod memory;
 pub mod owned;
 pub mod process;
 pub mod up;

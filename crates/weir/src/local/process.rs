@@ -1,7 +1,8 @@
 //! Background processes of this binary: started, identified by pid and start time, and stopped.
 //!
-//! A process is known by its pid file, which it writes itself: pid, start time and boot. A pid that was
-//! reused meanwhile has another start time and is never signalled.
+//! A process is known by its pid file, which it writes itself: the pid on a line of its own, as programs
+//! expect it of such a file, then pid, start time and boot. A pid that was reused meanwhile has another start
+//! time and is never signalled.
 use crate::failure::{Doing, Failure, Outcome};
 use crate::log::rotation;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -29,6 +30,9 @@ pub struct PidFile {
     /// The calls of programs that waited and got an error when a mount ended.
     #[serde(default)]
     pub ended_calls: usize,
+    /// What programs had written at a mount that ends, and that no target has yet, in bytes.
+    #[serde(default)]
+    pub unsaved_bytes: u64,
 }
 
 impl PidFile {
@@ -40,14 +44,18 @@ impl PidFile {
         let started = start_time(pid).ok_or_else(|| {
             Error::unsupported("read the process's start time from /proc: is /proc mounted?")
         })?;
-        Ok(PidFile { pid, started, boot: boot_id(), ready, ended_calls: 0 })
+        Ok(PidFile { pid, started, boot: boot_id(), ready, ended_calls: 0, unsaved_bytes: 0 })
     }
     pub fn read(path: &Path) -> Option<PidFile> {
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
+        let text = fs::read_to_string(path).ok()?;
+        // Earlier releases wrote no line with the pid.
+        let known = text.lines().find(|line| line.starts_with('{'))?;
+        serde_json::from_str(known).ok()
     }
     pub fn write(&self, path: &Path) -> Outcome<()> {
         let tmp = path.with_extension("new");
-        let text = serde_json::to_vec(self).map_err(|e| Error::io(format!("write a pid file: {e}")))?;
+        let known = serde_json::to_string(self).map_err(|e| Error::io(format!("write a pid file: {e}")))?;
+        let text = format!("{}\n{known}\n", self.pid);
         fs::write(&tmp, text).doing(format_args!("write {}", tmp.display()))?;
         fs::rename(&tmp, path).doing(format_args!("write {}", path.display()))
     }
@@ -277,6 +285,25 @@ mod tests {
         assert!(!recycled.alive());
         assert!(!recycled.signal(Signal::KILL).unwrap(), "a recycled pid is not signalled");
         assert!(!PidFile { boot: "another".into(), ..own }.alive());
+    }
+
+    #[test]
+    fn a_pid_file_begins_with_the_pid_and_older_ones_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.pid");
+        let own = PidFile { ended_calls: 3, unsaved_bytes: 4, ..PidFile::own(true).unwrap() };
+        own.write(&path).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(
+            text.lines().next(),
+            Some(own.pid.to_string().as_str()),
+            "as `cat` and other programs read it"
+        );
+        assert_eq!(PidFile::read(&path), Some(own));
+        fs::write(&path, r#"{"pid":7,"started":1,"boot":"b","ready":true}"#).unwrap();
+        assert_eq!(PidFile::read(&path).map(|old| (old.pid, old.unsaved_bytes)), Some((7, 0)));
+        fs::write(&path, "7\n").unwrap();
+        assert_eq!(PidFile::read(&path), None, "of another program");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::table;
 use launch::{Servers, start_all};
 use rustix::mount::MountFlags;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,7 @@ use weir_proto::{ClusterId, Error};
 
 mod down;
 mod launch;
+mod places;
 
 pub use down::{down, take_down};
 
@@ -72,6 +74,7 @@ pub fn up(args: &Up) -> Outcome<()> {
 /// Starts missing processes and waits until every role reports that it serves.
 pub fn bring_up(args: &Up) -> Outcome<(LocalCluster, Vec<Started>)> {
     args.allow_home.iter().try_for_each(|place| HomeRule::plain(place).check())?;
+    places::check_mounts(args)?;
     let (mut local, is_new) = match LocalCluster::find(&args.dir)? {
         Some(local) => (local, false),
         None => (create(args)?, true),
@@ -97,21 +100,53 @@ pub fn bring_up(args: &Up) -> Outcome<(LocalCluster, Vec<Started>)> {
         local.manifest.processes.push(local_cluster::console_process());
     }
     choose_ports(&mut local)?;
-    let mut started = start_all(&mut local, &[RoleName::Etcd])?.all()?;
-    started.extend(start_all(&mut local, &[RoleName::Coord])?.all()?);
-    let mut servers = start_all(&mut local, &[RoleName::Meta, RoleName::Storage])?;
+    let ran = running(&local);
+    match start_missing(&mut local, args, is_new) {
+        Ok(started) => Ok((local, started)),
+        Err(failure) => {
+            end_started(&local, &ran);
+            Err(failure)
+        }
+    }
+}
+
+/// The names of the processes that run.
+fn running(local: &LocalCluster) -> BTreeSet<String> {
+    let lives = |p: &&Process| PidFile::read(&local.pid_file(p)).is_some_and(|pid| pid.alive());
+    local.manifest.processes.iter().filter(lives).map(|p| p.name.clone()).collect()
+}
+
+/// A failed start leaves only the processes that ran before: others would keep ports without a user who knows
+/// of them, and the next try would find them half started.
+fn end_started(local: &LocalCluster, ran: &BTreeSet<String>) {
+    let new: BTreeSet<String> = running(local).difference(ran).cloned().collect();
+    if new.is_empty() {
+        return;
+    }
+    match down::stop(local, |process| new.contains(&process.name)) {
+        Ok(_) => {
+            eprintln!("all new processes are stopped again; logs are in {}", local.dir.join("log").display())
+        }
+        Err(e) => eprintln!("warning: not all that was started is stopped again: {}", e.error),
+    }
+}
+
+fn start_missing(local: &mut LocalCluster, args: &Up, is_new: bool) -> Outcome<Vec<Started>> {
+    let mut started = start_all(local, &[RoleName::Etcd])?.all()?;
+    started.extend(start_all(local, &[RoleName::Coord])?.all()?);
+    let mut servers = start_all(local, &[RoleName::Meta, RoleName::Storage])?;
     let missing = servers.failed.len();
     if missing > 0 {
-        servers = without_failed(&local, servers)?;
+        servers = without_failed(local, servers)?;
     }
     started.extend(servers.started);
-    wait_healthy(&local, &started, missing)?;
-    keep_copies(&local, is_new)?;
-    allow_homes(&local, &args.allow_home)?;
-    started.extend(start_all(&mut local, &[RoleName::Mount, RoleName::Mover])?.all()?);
+    wait_healthy(local, &started, missing)?;
+    keep_copies(local, is_new)?;
+    allow_homes(local, &args.allow_home)?;
+    started.extend(start_all(local, &[RoleName::Mount, RoleName::Mover])?.all()?);
     // Last: a process that has not started yet is not missing.
-    started.extend(start_all(&mut local, &[RoleName::Console])?.all()?);
-    Ok((local, started))
+    started.extend(start_all(local, &[RoleName::Console])?.all()?);
+    Ok(started)
 }
 
 /// A cluster that has placement groups keeps serving without a few of its targets, and reports it.

@@ -1,6 +1,7 @@
 //! The coordinator as a process: its store (a directory, or etcd), its lead among several, and its service.
 use super::{
-    Environment, LEAVE_PATIENCE, Node, SERVER_BUFFERS_BYTES, configure, is_beyond, run, shown, stop_signal,
+    Environment, LEAVE_PATIENCE, Node, SERVER_BUFFERS_BYTES, configure, coord_events, is_beyond, run, shown,
+    stop_signal,
 };
 use crate::certificate;
 use crate::cli_roles::CoordRole;
@@ -9,6 +10,7 @@ use crate::failure::{Failure, Outcome};
 use crate::reporting;
 use std::time::Duration;
 use weir_coord::etcd::{Etcd, EtcdConfig, StorePlace};
+use weir_coord::standbys::Standbys;
 use weir_coord::{CoordConfig, Observer};
 use weir_node::{start_coord, start_shared_coord};
 use weir_proto::condition::REPORT_EVERY_MS;
@@ -35,8 +37,7 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     let coord = &node.config.coord;
     let dir =
         node.required(&coord.dir, "the coordinator's directory", "--dir DIR, or coord.dir in weir.toml")?;
-    let settings = config::settings(coord);
-    let cluster = node.config.cluster.id.as_ref().map(|t| t.0);
+    let (settings, cluster) = (config::settings(coord), node.config.cluster.id.as_ref().map(|t| t.0));
     let others = CoordConfig::new(coord.scheme.0, coord.targets as usize);
     let config = CoordConfig {
         cluster,
@@ -81,8 +82,14 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     node.ready(&shown(&coord.server))?;
     let inspect = reporting::of_directory(&node.env, &node.config.node.host, dir.clone());
     let reporting_loop = async {
+        let mut standbys = Standbys::default();
+        let name = &node.config.node.name;
         loop {
-            coord.report(&node.config.node.name, reporting::of_coordinator(&inspect, etcd.as_deref()).await);
+            let mut condition = reporting::of_coordinator(&inspect, etcd.as_deref()).await;
+            if let Some(etcd) = etcd.clone() {
+                condition.troubles.extend(reporting::standbys(&node.env, &mut standbys, etcd, name).await);
+            }
+            coord.report(name, condition);
             node.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;
         }
     };
@@ -91,6 +98,7 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         stopped = stop => stopped?,
         lost = coord.lost() => return Err(lost.doing("lead the cluster").into()),
         () = reporting_loop => {}
+        () = coord_events::note(&node.env, &coord, &dir) => {}
     }
     coord.end(LEAVE_PATIENCE).await;
     Ok(())

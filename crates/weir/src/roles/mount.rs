@@ -6,15 +6,19 @@ use super::{
 };
 use crate::cli_roles::MountRole;
 use crate::config::Text;
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::helper::MountWords;
 use crate::local::process::mounts_elsewhere;
 use crate::reporting::{self, Reporter};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use weir_client::{Client, ClientConfig};
 use weir_proto::map::Role;
-use weir_proto::{ErrorKind, MIB};
+use weir_proto::{Error, ErrorKind, MIB};
+
+/// How often a mount that saves its data at its end reports the rest.
+const SAY_UNSAVED_EVERY: Duration = Duration::from_millis(250);
 
 pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mount")?;
@@ -100,6 +104,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         own_acts: own_acts(),
     };
     let attached = weir_fuse::attach(&client, &notices, options)?;
+    set_flags(&path, &words).await?;
     let calls = attached.calls();
     let _relay = node.relay(cluster, &mount.namespace).await?;
     node.ready(&format!("mount at {}", path.display()))?;
@@ -130,7 +135,40 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
     }
     reporter.ends(LEAVE_PATIENCE).await;
     // Unsaved data is an error of this command, too.
-    client.shutdown().await.map_err(|e| e.doing("save what the mount still held").into())
+    save_rest(&node, &client).await.map_err(|e| e.doing("save what the mount still held").into())
+}
+
+/// Options that the kernel does not take when it mounts FUSE are set right afterwards.
+async fn set_flags(path: &Path, words: &MountWords) -> Outcome<()> {
+    let Some(flags) = words.flags_beyond() else { return Ok(()) };
+    let at = path.to_path_buf();
+    let changed = tokio::task::spawn_blocking(move || weir_fuse::remount(&at, flags)).await;
+    let Some(e) = changed.map_or_else(|e| Some(Error::io(e.to_string())), Result::err) else { return Ok(()) };
+    take_off(path).await;
+    let hint = "only root may set these options; omit them, or use a newer kernel";
+    Err(Failure::new(e.doing("set the options of the mount"), hint))
+}
+
+/// Ends the session when all data is on targets; reports the rest meanwhile.
+async fn save_rest(node: &Node, client: &Client) -> weir_proto::Result<()> {
+    let saving = client.shutdown();
+    tokio::pin!(saving);
+    let mut said = 0;
+    loop {
+        tokio::select! {
+            biased;
+            saved = &mut saving => {
+                if said > 0 || saved.is_err() {
+                    node.report_unsaved(if saved.is_ok() { 0 } else { client.unsaved_bytes() });
+                }
+                return saved;
+            }
+            () = node.env.clock.sleep(SAY_UNSAVED_EVERY) => {
+                said = client.unsaved_bytes();
+                node.report_unsaved(said);
+            }
+        }
+    }
 }
 
 /// Threads that take requests from the kernel, which gives each request to the thread that has slept longest:

@@ -135,6 +135,7 @@ fn client_json(client: &Client, cluster: &Cluster) -> Value {
         .collect();
     json!({
         "cluster": cluster.id().to_string(), "losses": losses, "last_losses": last, "waits": waits,
+        "unsaved_bytes": client.unsaved_bytes(),
         "written_bytes": s.written_bytes, "read_bytes": s.read_bytes,
         "wire_sent_bytes": s.wire_sent_bytes, "wire_received_bytes": s.wire_received_bytes,
         "degraded_reads": s.degraded_reads, "degraded_writes": s.degraded_writes, "crc_failures": s.crc_failures,

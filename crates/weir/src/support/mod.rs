@@ -216,12 +216,13 @@ fn meters_json(collected: &[Collected<Meters>]) -> Value {
     collected.iter().map(one).collect()
 }
 
-/// Every series of every process.
+/// Every series of every process, without those of single targets.
 async fn history(asker: &Asker) -> weir_proto::Result<Value> {
     let list = GetHistory { name: String::new(), by_minute: true, points: 1 };
     let listed: Vec<Collected<SeriesRead>> = asker.cluster.collect(&list, PATIENCE).await?;
     let names: BTreeSet<String> =
         listed.into_iter().filter_map(|g| g.reply.ok()).flat_map(|r| r.names).collect();
+    let names = names.into_iter().filter(|name| !name.contains('{'));
     let mut all = Vec::new();
     for name in names {
         all.push(api::history(&asker.cluster, &name, HISTORY_MINUTES).await?);

@@ -52,8 +52,8 @@ fn a_home_stops_when_its_place_is_forbidden_and_goes_on() {
     let (bench, place) = (&users.bench, users.place());
     let as_ada = |args: &[&str]| weir_as(ADA, &bench.cluster, args);
     assert!(succeeds(&as_ada(&["home", "list"])).contains(&place));
-    denied(&as_ada(&["home", "allow", "file:///"]), "user 1000 may not do that here (HomeAllow, method 40)");
-    denied(&as_ada(&["home", "forbid", &place]), "user 1000 may not do that here (HomeForbid, method 41)");
+    denied(&as_ada(&["home", "allow", "file:///"]), "user 1000 may not do that here");
+    denied(&as_ada(&["home", "forbid", &place]), "user 1000 may not do that here");
     for bad in ["/a", "file:///a/../b", "s3://b?credentials=/k"] {
         assert_eq!(bench.try_run_weir(&["home", "allow", bad]).status.code(), Some(2), "{bad}");
     }

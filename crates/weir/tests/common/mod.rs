@@ -306,8 +306,9 @@ impl Cluster {
 
     /// The process of a pid file, if it is still the same one.
     pub fn pid(&self, name: &str) -> Option<i64> {
-        let file = fs::read(self.dir().join("run").join(format!("{name}.pid"))).ok()?;
-        let file: serde_json::Value = serde_json::from_slice(&file).ok()?;
+        let file = fs::read_to_string(self.dir().join("run").join(format!("{name}.pid"))).ok()?;
+        // Below the line with the pid.
+        let file: serde_json::Value = serde_json::from_str(file.lines().last()?).ok()?;
         let pid = file["pid"].as_i64()?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -371,7 +372,7 @@ impl Drop for Cluster {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
         }
-        let down = weir(&["down", "--dir", self.dir().to_str().unwrap()]);
+        let down = weir(&["down", "--lose-unsaved", "--dir", self.dir().to_str().unwrap()]);
         if !down.status.success() {
             eprintln!("weir down: {}", text(&down.stderr));
         }

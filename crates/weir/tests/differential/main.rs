@@ -8,8 +8,10 @@
     clippy::disallowed_types,
     reason = "tests are users of the operating system"
 )]
+mod allocation;
 #[path = "../common/mod.rs"]
 mod common;
+mod effects;
 mod side;
 mod tree;
 

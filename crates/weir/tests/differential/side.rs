@@ -493,7 +493,7 @@ fn holes(fd: &OwnedFd) -> Result<String, Errno> {
 }
 
 /// This thread acts as another user; the saved user stays the superuser.
-fn become_user(uid: u32, gid: u32, groups: &[u32]) {
+pub fn become_user(uid: u32, gid: u32, groups: &[u32]) {
     let root = Uid::from_raw(0);
     thread::set_thread_res_uid(root, root, root).unwrap();
     let groups: Vec<Gid> = groups.iter().map(|g| Gid::from_raw(*g)).collect();

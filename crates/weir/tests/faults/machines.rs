@@ -4,6 +4,8 @@ use crate::common::machines::Machines;
 use crate::common::{left_out, text, wait_until};
 use crate::table::{Administered, PATIENCE, Table, slow};
 use serde_json::Value;
+use std::process::Command;
+use std::time::Instant;
 
 const DAY_S: i64 = 86_400;
 
@@ -33,6 +35,21 @@ fn networks_that_are_cut_or_slow_are_named() {
     );
     machines.within(4, "ip route del blackhole 10.77.0.3/32");
     drop(writer);
+    table.heal(&machines);
+
+    // Another node passes the mount's bytes on to the leader: programs continue while the cut lasts.
+    let write = |name: &str| {
+        let file = machines.mount().join(name);
+        let script = format!("echo a > {0} && sync {0}", file.display());
+        Command::new("timeout").args(["60", "sh", "-c", &script]).status().unwrap()
+    };
+    machines.within(4, "ip route add blackhole 10.77.0.1/32");
+    let began = Instant::now();
+    assert!(write("first").success(), "the leader is not reached through another node");
+    eprintln!("the first file took {:?}", began.elapsed());
+    assert!(write("second").success());
+    machines.within(4, "ip route del blackhole 10.77.0.1/32");
+    assert!(write("third").success());
     table.heal(&machines);
 
     // 2 Mbit/s, and what does not fit into a short queue is lost.

@@ -143,6 +143,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         targets: Some(6),
         scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
         mount: Vec::new(),
+        mount_over_files: false,
         patience: None,
         transport: None,
         movers: Some(0),

@@ -2,11 +2,15 @@
 use super::{Facts, Found, REMOVED, lasting};
 use crate::commands::mounts::Reach;
 use crate::local::local_cluster::RoleName;
-use weir_proto::condition::{NodeCondition, REPORT_EVERY_MS, Severity};
+use crate::table;
+use std::collections::BTreeMap;
+use std::path::Path;
+use weir_proto::condition::{NodeCondition, NodeTrouble, REPORT_EVERY_MS, Severity};
+use weir_proto::coord::Wait;
 use weir_proto::map::Role;
 
 /// A node that has not reported for this time hangs, or died.
-const SILENT_MS: u64 = 4 * REPORT_EVERY_MS;
+pub(super) const SILENT_MS: u64 = 4 * REPORT_EVERY_MS;
 /// A session that has been silent for this time has no process any more, or a stopped one.
 const SESSION_SILENT_MS: u64 = 30_000;
 
@@ -17,16 +21,25 @@ pub(super) fn check(facts: &Facts, found: &mut Found) {
     sessions(facts, found);
 }
 
-/// Causes that calls of clients wait for.
+/// Causes that calls of clients wait for. Several clients that wait for the same server are one trouble.
 fn waits(facts: &Facts, found: &mut Found) {
+    let mut by_cause: BTreeMap<&str, Vec<(&str, &Wait)>> = BTreeMap::new();
     for client in &facts.waiting.clients {
         for wait in &client.waits {
-            let calls = if wait.calls == 1 { "1 call waits" } else { &format!("{} calls wait", wait.calls) };
-            let (what, seconds) = (&wait.what, wait.ms / 1000);
-            let name = &client.client;
-            let text = format!("{name}: {calls} for {what}, no answer for {seconds} s");
-            found.degraded(("client-waits", name), text, "");
+            by_cause.entry(&wait.what).or_default().push((&client.client, wait));
         }
+    }
+    for (what, all) in by_cause {
+        let calls: u64 = all.iter().map(|(_, wait)| u64::from(wait.calls)).sum();
+        let calls = if calls == 1 { "1 call waits".to_owned() } else { format!("{calls} calls wait") };
+        let seconds = all.iter().map(|(_, wait)| wait.ms).max().unwrap_or(0) / 1000;
+        let [(first, _), others @ ..] = all.as_slice() else { continue };
+        let (about, who) = match others.len() {
+            0 => (*first, (*first).to_owned()),
+            n => (what, format!("{first} and {}", table::count(n as u64, ["other client", "other clients"]))),
+        };
+        let text = format!("{who}: {calls} for {what}, no answer for {seconds} s");
+        found.degraded(("client-waits", about), text, "");
     }
 }
 
@@ -37,8 +50,18 @@ fn mounts(facts: &Facts, found: &mut Found) {
         match mount.state {
             Reach::Answers => {}
             Reach::Dead => {
-                let text = format!("{name} at {at} is dead (its process has ended)");
-                found.warning(("mount-dead", name), text, restart.clone());
+                let was_killed = facts.processes.iter().any(|p| p.name == *name && p.out_of_memory);
+                let (why, action) = match was_killed {
+                    true => (
+                        "the kernel killed its process for want of memory",
+                        format!(
+                            "give its machine more memory, or the mount less (`--memory-mib`); {restart}"
+                        ),
+                    ),
+                    false => ("its process has ended", restart.clone()),
+                };
+                let text = format!("{name} at {at} is dead ({why})");
+                found.warning(("mount-dead", name), text, action);
             }
             Reach::Silent => found.warning(
                 ("mount-silent", name),
@@ -64,10 +87,15 @@ fn mounts(facts: &Facts, found: &mut Found) {
     for path in &facts.dead_mounts {
         let at = path.display();
         let text = format!("the mount at {at} is dead (its process has ended)");
-        // All mounts of a cluster that is started here are known: this one is of another cluster, or was made
-        // by hand.
-        let severity = if facts.processes.is_empty() { Severity::Warning } else { Severity::Note };
-        found.add(severity, ("mount-dead", &at), text, format!("`weir unmount {at}` cleans it up"));
+        // It may be of another cluster. One of this cluster is silent for the coordinator, too.
+        let is_of = |n: &NodeCondition| {
+            n.role == Role::Mount && n.node.split_once(':').is_some_and(|(_, at)| Path::new(at) == path)
+        };
+        let is_ours = facts.conditions.iter().any(|n| is_of(n) && n.last_contact_ms >= SILENT_MS);
+        let severity = if is_ours { Severity::Warning } else { Severity::Note };
+        let whose = if is_ours { "" } else { "; it may be of another cluster" };
+        let action = format!("`weir unmount {at}` cleans it up{whose}");
+        found.add(severity, ("mount-dead", &at), text, action);
     }
 }
 
@@ -79,8 +107,14 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     }
     if node.last_contact_ms < SILENT_MS {
         // If this machine started the members of etcd, it knows which one is dead.
-        let is_known = |code: &str| code == "etcd-member-silent" && found_dead_etcd(facts);
-        let new: Vec<_> = condition.troubles.iter().filter(|trouble| !is_known(&trouble.code)).collect();
+        let is_known = |trouble: &NodeTrouble| match trouble.code.as_str() {
+            "etcd-member-silent" => found_dead_etcd(facts),
+            "standby-missing" => found.knows(&trouble.about),
+            // The relation has it.
+            "home-silent" => facts.known().flat_map(|k| &k.relations).any(|r| r.url == trouble.about),
+            _ => false,
+        };
+        let new: Vec<_> = condition.troubles.iter().filter(|trouble| !is_known(trouble)).collect();
         return new.into_iter().for_each(|trouble| found.reported(trouble));
     }
     let what = match node.role {
@@ -92,7 +126,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     let silent = lasting(node.last_contact_ms / 1000);
     let unwritten = match condition.unwritten_bytes {
         0 => String::new(),
-        n => format!("; programs had written {} there that no target has", crate::table::bytes(n)),
+        n => format!("; programs had written {} there that no target has", table::bytes(n)),
     };
     let text =
         format!("{what} {name} has reported nothing for {silent}: its process died, or hangs{unwritten}");

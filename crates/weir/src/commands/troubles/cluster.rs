@@ -1,10 +1,12 @@
 //! Troubles of the cluster itself: namespaces and their copies, placement groups, nodes, targets, links,
 //! clocks, audit logs, versions, and certificates.
-use super::{Facts, Found, NamespaceFacts, REMOVED, lasting, nearly_full, overload};
+use super::{Facts, Found, NamespaceFacts, REMOVED, lasting, leaving, nearly_full, overload};
 use crate::observe::{InUse, copies_trouble, is_led};
+use crate::reporting::METADATA_FULL;
 use crate::table;
 use std::collections::{BTreeMap, BTreeSet};
-use weir_proto::condition::{NodeDisk, STARTS};
+use weir_coord::decide::file_space;
+use weir_proto::condition::{NodeCondition, NodeDisk, STARTS};
 use weir_proto::coord::{AuditState, CutLink, TargetReport};
 use weir_proto::enrol::Holder;
 use weir_proto::map::{Group, Member, MemberState, Role, Target, TargetState};
@@ -24,11 +26,9 @@ pub(super) fn check(facts: &Facts, found: &mut Found) {
     nodes(facts, &in_use, found);
     targets(facts, &in_use, found);
     facts.status.targets.iter().for_each(|report| of_report(facts, report, found));
+    space(facts, &in_use, found);
     overload::slow_targets(facts, found);
-    for (target, text) in &facts.rebuild {
-        let action = format!("add a target, or give it a new disk with `weir target replace {target} DIR`");
-        found.degraded(("rebuild-waits", target), text.clone(), action);
-    }
+    leaving::check(facts, &in_use, found);
     links(facts, found);
     for off in &facts.clocks.off {
         let (text, action) = split(weir_coord::clocks::trouble(off), "; ");
@@ -89,8 +89,16 @@ fn namespaces(facts: &Facts, found: &mut Found) {
             let text = format!("namespace {name:?}: {}", starting.text);
             found.warning((STARTS, name), text, starting.action.clone());
         } else if let Err(why) = known {
-            let text = format!("the metadata server of namespace {name:?} does not answer ({why})");
-            found.critical(("namespace-silent", name), text, "see its log");
+            let leader = map.namespaces.iter().find(|n| n.name == *name).and_then(|n| n.leader);
+            if leader.is_some_and(|leader| overload::is_busy(facts, leader)) {
+                let text = format!("the metadata server of namespace {name:?} answers late ({why})");
+                let action =
+                    "wait: its machine has too much to do; `weir top --by job` shows whose work it is";
+                found.warning(("namespace-late", name), text, action);
+            } else {
+                let text = format!("the metadata server of namespace {name:?} does not answer ({why})");
+                found.critical(("namespace-silent", name), text, "see its log");
+            }
         }
     }
 }
@@ -141,14 +149,17 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
     let map = &facts.status.map;
     for node in map.nodes.iter().filter(|n| !n.up && !map.has_left(n)) {
         let (name, restart) = (&node.name, &facts.restart);
+        let own: Vec<&Target> = map.targets.iter().filter(|t| t.node == node.id).collect();
         match node.role {
+            // Others have all data of a target that was replaced.
+            Role::Storage
+                if !own.is_empty() && own.iter().all(|t| leaving::is_unneeded(facts, in_use, t)) => {}
             Role::Storage => {
                 let missing = |t: &Target| {
                     let groups = count_groups(facts, in_use, t.id, MemberState::Down);
                     format!("{} is missing from {}", t.id, placement_groups(groups))
                 };
-                let of_node = map.targets.iter().filter(|t| t.node == node.id);
-                let missing: Vec<String> = of_node.map(missing).collect();
+                let missing: Vec<String> = own.iter().map(|t| missing(t)).collect();
                 let text = format!("{name} is down: {}", missing.join(", "));
                 let action = match facts.was_removed(name) {
                     true => "its certificate was taken back (`weir node remove`): join it again under a new token, or \
@@ -182,6 +193,7 @@ fn targets(facts: &Facts, in_use: &InUse, found: &mut Found) {
         let down = count_groups(facts, in_use, id, MemberState::Down);
         let missing = placement_groups(down);
         match target.state {
+            TargetState::Down | TargetState::Failed if leaving::is_unneeded(facts, in_use, target) => {}
             TargetState::Failed => found.degraded(
                 ("target-failed", &id),
                 format!("{named} failed with a disk error and is missing from {missing}"),
@@ -242,17 +254,49 @@ fn of_report(facts: &Facts, report: &TargetReport, found: &mut Found) {
             "replace its disk if this continues",
         ),
     }
-    if let Some(percent) = nearly_full(report.used, report.capacity) {
+    // Its node has reported the cause.
+    let refuses = facts.refusing().any(|about| about == id.to_string());
+    if let Some(percent) = nearly_full(report.used, report.capacity).filter(|_| !refuses) {
         let free = table::bytes(report.capacity.saturating_sub(report.used));
         let text = format!("{named} is {percent} % full ({free} free), writes fail when it is full");
         found.warning(("target-full", &id), text, "delete files, or add targets");
     }
 }
 
+/// Kinds of groups of which none takes data.
+fn space(facts: &Facts, in_use: &InUse, found: &mut Found) {
+    let (map, reports) = (&facts.status.map, &facts.status.targets);
+    let mut kinds = vec![(None, None)];
+    for policy in &in_use.policies {
+        let kind = (policy.scheme, policy.pool.as_deref());
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    for (scheme, pool) in kinds {
+        if !file_space(map, reports, scheme, pool).refuses {
+            continue;
+        }
+        let of = scheme.unwrap_or(map.settings.scheme).to_string();
+        let place = pool.map_or_else(String::new, |pool| format!(" in pool {pool}"));
+        let targets: BTreeSet<&str> = facts.refusing().collect();
+        let full = match targets.into_iter().collect::<Vec<_>>() {
+            none if none.is_empty() => String::new(),
+            one if one.len() == 1 => format!(" ({} refuses data)", one[0]),
+            some => format!(" ({} refuse data)", some.join(", ")),
+        };
+        let text = format!(
+            "files with {of}{place} take no more data: in each placement group a target is full{full}, and programs get ENOSPC"
+        );
+        let about = if pool.is_some() || scheme.is_some() { of + &place } else { "files".to_owned() };
+        found.warning(("space-full", &about), text, "delete or evict files, or add targets");
+    }
+}
+
 /// Pairs of nodes that cannot reach each other. Several broken links of one node are one trouble of that
-/// node.
+/// node, and several nodes that do not reach one node are one, too. Links to a node that is down are none.
 fn links(facts: &Facts, found: &mut Found) {
-    let (map, all) = (&facts.status.map, &facts.status.links);
+    let map = &facts.status.map;
     let name = |node: NodeId| {
         let targets: Vec<String> =
             map.targets.iter().filter(|t| t.node == node).map(|t| t.id.to_string()).collect();
@@ -260,26 +304,43 @@ fn links(facts: &Facts, found: &mut Found) {
         if targets.is_empty() { name } else { format!("{} ({name})", targets.join(", ")) }
     };
     let mut of_sender: BTreeMap<&str, Vec<&CutLink>> = BTreeMap::new();
-    all.iter().for_each(|link| of_sender.entry(&link.from).or_default().push(link));
+    let all = facts.status.links.iter().filter(|link| map.node(link.to).is_none_or(|node| node.up));
+    all.for_each(|link| of_sender.entry(&link.from).or_default().push(link));
+    let mut of_receiver: BTreeMap<NodeId, Vec<&CutLink>> = BTreeMap::new();
     for (from, links) in of_sender {
-        let nodes: Vec<String> = links.iter().map(|l| name(l.to)).collect();
-        let Some(first) = links.first() else { continue };
-        let action = match (links.len(), all.iter().filter(|l| l.to == first.to).count()) {
-            (1, 1) => format!("see to the network between them ({})", first.why),
-            (1, n) => format!("{n} nodes cannot, see to its network ({})", first.why),
-            _ => format!("others reach them, see to the network of {from} ({})", first.why),
+        let [first, _, ..] = links.as_slice() else {
+            links.into_iter().for_each(|link| of_receiver.entry(link.to).or_default().push(link));
+            continue;
         };
+        let nodes: Vec<String> = links.iter().map(|l| name(l.to)).collect();
+        let action = format!("others reach them, see to the network of {from} ({})", first.why);
         let seconds = first.since_ms / 1000;
         let text =
             format!("{from} has not reached {} for {seconds} s, its calls go around", nodes.join(", "));
         found.warning(("link-cut", from), text, action);
     }
+    for (to, links) in of_receiver {
+        let Some(first) = links.iter().max_by_key(|link| link.since_ms) else { continue };
+        let (to, seconds) = (name(to), first.since_ms / 1000);
+        let senders: Vec<&str> = links.iter().map(|link| link.from.as_str()).collect();
+        let (verb, whose, action) = match senders.len() {
+            1 => ("has", "its", format!("see to the network between them ({})", first.why)),
+            n => ("have", "their", format!("{n} nodes cannot, see to its network ({})", first.why)),
+        };
+        let text = format!(
+            "{} {verb} not reached {to} for {seconds} s, {whose} calls go around",
+            senders.join(", ")
+        );
+        found.warning(("link-cut", senders[0]), text, action);
+    }
 }
 
-/// Directories of coordinators and metadata servers. Several on one file system are one trouble.
+/// Directories of coordinators and metadata servers. Several on one file system are one trouble. A metadata
+/// server that reports the effect needs no other line.
 fn disks(facts: &Facts, found: &mut Found) {
     let mut full: BTreeMap<(&str, u64), Vec<(&str, &NodeDisk)>> = BTreeMap::new();
-    for node in &facts.conditions {
+    let reports_it = |node: &&NodeCondition| node.condition.troubles.iter().any(|t| t.code == METADATA_FULL);
+    for node in facts.conditions.iter().filter(|node| !reports_it(node)) {
         for disk in &node.condition.disks {
             let used = disk.capacity.saturating_sub(disk.free);
             if nearly_full(used, disk.capacity).is_some() && disk.free < METADATA_SPACE_MIN {
@@ -293,7 +354,7 @@ fn disks(facts: &Facts, found: &mut Found) {
         let nodes: Vec<&str> = all.iter().map(|(node, _)| *node).collect();
         let percent = nearly_full(capacity.saturating_sub(disk.free), capacity).unwrap_or(100);
         let text = format!(
-            "the disk of {} is {percent} % full ({} free, directory {}): it ends when it cannot write",
+            "the disk of {} is {percent} % full ({} free, directory {}): its work stops when it is full",
             nodes.join(", "),
             table::bytes(disk.free),
             disk.dir

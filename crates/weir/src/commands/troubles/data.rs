@@ -4,13 +4,15 @@ use super::{Facts, Found, Known, ProcessState, lasting, nearly_full, owners};
 use crate::commands::backup;
 use crate::local::local_cluster::RoleName;
 use crate::table;
-use weir_proto::condition::{STARTS, Severity};
+use weir_proto::condition::{NodeTrouble, STARTS, Severity};
 use weir_proto::export::ExportState;
 use weir_proto::map::Group;
 use weir_proto::meta::Time;
 use weir_proto::quota::NEAR_LIMIT_PERCENT;
 use weir_proto::relation::{RelationInfo, RelationState};
 
+/// In the failure of a call at home that was given up (`weir-home`).
+const DOES_NOT_ANSWER: &str = " does not answer (";
 /// A home that lags by more and receives nothing has stopped.
 const LAGS_MS: u64 = 15 * 60 * 1000;
 
@@ -55,6 +57,16 @@ fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mu
             let text = format!("{id}: the home of volume {volume} does not answer: {url}{more}");
             found.add(severity, ("home-silent", &id), text, "see to the file system that it is on");
         }
+        _ if silence(facts, url).is_some() => {
+            let why = silence(facts, url).unwrap_or_default();
+            let text = format!("{id}: the home of volume {volume} does not answer: {why}{more}");
+            found.add(
+                severity,
+                ("home-silent", &id),
+                text,
+                "see to its server, or to the file system that it is on",
+            );
+        }
         RelationState::Paused { why } => {
             let text = format!("{id}: copying of volume {volume} is paused {why}");
             found.warning(("relation-paused", &id), text, resume);
@@ -63,6 +75,12 @@ fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mu
             let failure = relation.home_failure.as_str();
             let remedy = "see to the home; the mover tries again by itself";
             let (why, action) = failure.split_once("; hint: ").unwrap_or((failure, remedy));
+            if why.contains(DOES_NOT_ANSWER) {
+                let text = format!("{id}: the home of volume {volume} does not answer: {why}{more}");
+                let action =
+                    "see to its server, or to the file system that it is on; the mover tries again by itself";
+                return found.add(severity, ("home-silent", &id), text, action);
+            }
             let text = format!("{id}: the home {url} of volume {volume} cannot be used: {why}{more}");
             found.add(severity, ("home-refused", &id), text, action);
         }
@@ -74,6 +92,13 @@ fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mu
         RelationState::Copying {} if relation.lag_ms > LAGS_MS => lags(relation, found),
         RelationState::Synced {} | RelationState::Copying {} => {}
     }
+}
+
+/// A mover's report about a home whose calls hang.
+fn silence<'a>(facts: &'a Facts, url: &str) -> Option<&'a str> {
+    let troubles = facts.conditions.iter().flat_map(|node| &node.condition.troubles);
+    let of_home = |t: &&NodeTrouble| t.code == "home-silent" && t.about == url;
+    troubles.into_iter().find(of_home).map(|t| t.text.as_str())
 }
 
 /// One that lags far and receives data has much to copy; one that receives none has stopped.
@@ -103,7 +128,7 @@ fn standbys(facts: &Facts, found: &mut Found) {
         found.warning(("standby-down", name), text, facts.restart.clone());
     }
     for process in facts.processes.iter().filter(|p| p.role == RoleName::Console && !p.lives) {
-        let text = "the console is not running, so no events are noted";
+        let text = "the console is not running";
         found.warning(("console-down", &process.name), text, facts.restart.clone());
     }
 }

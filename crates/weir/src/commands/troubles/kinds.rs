@@ -77,6 +77,9 @@ kinds! {
     "namespace-silent" Critical "metadata" delays 95: "The metadata server of a namespace does not answer"
         raised "its leader gave no answer within 1.8 s" cleared "it answers"
         act "see whether its process is stopped or its disk hangs, and its log";
+    "namespace-late" Warning "metadata" delays 90: "The metadata server of a namespace answers late"
+        raised "its leader gave no answer within 1.8 s, its process lives, and its machine has too much to do" cleared "it answers in time"
+        act "wait: calls take longer; `weir top --by job` shows whose work it is";
     "namespace-starting" Warning "metadata" delays 96: "A metadata server has just started, and files of earlier clients wait for these"
         raised "a client of its predecessor has not returned" cleared "all have returned, or one lease term has passed"
         act "wait; it continues by itself";
@@ -85,6 +88,9 @@ kinds! {
         act "start the metadata server of that copy again";
     "server-down" Warning "metadata" delays 0: "A server is down and another one does its work"
         raised "it sends no heartbeats" cleared "it returns" act "start it again";
+    "metadata-full" Warning "metadata" delays 88: "The disk of a metadata server is nearly full, or full"
+        raised "its reserve is used, or little more than that is free; critical if changes wait" cleared "more is free"
+        act "remove files, free space there, or move the directory to a larger disk";
     "job-failed" Warning "metadata" delays 0: "A background job of a metadata server fails"
         raised "its last try failed" cleared "a try succeeds" act "follow its message; see the server's log";
     "snapshot-late" Warning "metadata" delays 0: "A scheduled snapshot was not taken"
@@ -117,8 +123,17 @@ kinds! {
     "target-slow" Warning "storage" delays 84: "A target answers much later than usual"
         raised "answers take half a second and ten times as long as usual, or three seconds, and its disk or machine has too much to do"
         cleared "they take less for ten seconds" act "see to its disk and the load of its machine";
+    "disk-slow" Warning "storage" delays 85: "The disk of a target is slow"
+        raised "its oldest request is late while its machine has processors and memory, or it answers ten times later than the others"
+        cleared "it answers as the others do" act "check that disk (`dmesg`, `smartctl`), or drain the target";
     "target-full" Warning "storage" delays 79: "A target is nearly full"
         raised "95 % of it are used" cleared "less is used" act "delete or evict files, or add targets";
+    "target-refuses" Warning "storage" delays 80: "A target refuses new data"
+        raised "it has no room for a cell: its file system is nearly full, or gives it no more" cleared "it has room"
+        act "delete or evict files, free space on its file system, or add targets";
+    "space-full" Warning "storage" delays 81: "Files take no more data"
+        raised "in each placement group of a scheme in use a target is full" cleared "some group has room in all its targets"
+        act "delete or evict files, or add targets; `weir target list` shows which are full";
     "cells-lack-redundancy" Degraded "storage" delays 0: "Cells lack redundancy"
         raised "a write went without a member" cleared "they are repaired" act "wait; it continues by itself";
     "blocks-repaired" Note "storage" delays 0: "Blocks failed their checksum and were repaired"
@@ -127,6 +142,11 @@ kinds! {
         raised "a read or the scrub found damage" cleared "they are repaired" act "replace the disk if it continues";
     "rebuild-waits" Degraded "storage" delays 0: "A lost target is not replaced"
         raised "no other target can take its place" cleared "one can" act "add a target, or `weir target replace`";
+    "drain-waits" Warning "storage" delays 0: "A target that is drained still serves its data, and cannot hand it over"
+        raised "no other target can take its places" cleared "one can, or the drain ends"
+        act "leave its disk as it is; add a target, or `weir target undrain`";
+    "target-unneeded" Note "storage" delays 0: "Other targets have all data of one that was given up"
+        raised "its last place was filled elsewhere" cleared "it is removed or used again" act "`weir target remove`";
     "link-cut" Warning "network" delays 86: "A node does not reach another one"
         raised "its calls there have failed for a while" cleared "one gets through" act "see to the network between them";
     "clock-off" Warning "network" delays 5: "The clock of a node is wrong"
@@ -136,6 +156,12 @@ kinds! {
         act "free space there, or move the directory to a larger disk";
     "etcd-member-silent" Warning "servers" delays 0: "A member of etcd does not answer"
         raised "the coordinator asked it in vain" cleared "it answers" act "start it again";
+    "etcd-full" Degraded "servers" delays 35: "The store etcd has no space: the cluster map cannot change"
+        raised "a member of etcd has the alarm NOSPACE" cleared "the alarm is disarmed"
+        act "`etcdctl compact`, `etcdctl defrag`, then `etcdctl alarm disarm`";
+    "standby-missing" Warning "servers" delays 0: "A standby coordinator is away"
+        raised "it has not reported to the store for 20 s" cleared "it reports again, or seven days have passed"
+        act "start it again on its machine";
     "standby-down" Warning "servers" delays 0: "A standby coordinator or member of etcd does not run"
         raised "its process has ended" cleared "it runs" act "start it again";
     "console-down" Warning "servers" delays 0: "The console does not run"
@@ -174,7 +200,8 @@ kinds! {
     "home-missing" Warning "homes" delays 78: "The home of a volume is missing"
         raised "its directory does not exist" cleared "it exists" act "make or mount it";
     "home-silent" Warning "homes" delays 78: "The home of a volume does not answer"
-        raised "its file system gave no answer within 1.8 s" cleared "it answers" act "see to the file system that it is on";
+        raised "its file system gave no answer within 1.8 s, or a mover's call there for 30 s" cleared "it answers"
+        act "see to its server, or to the file system that it is on";
     "home-refused" Warning "homes" delays 78: "The home of a volume cannot be used"
         raised "a mover's last call there failed" cleared "a call succeeds" act "see to the home; the mover tries again by itself";
     "home-conflicts" Warning "homes" delays 0: "Files are in conflict with their home"

@@ -20,14 +20,20 @@ pub const CODE: &str = "overloaded";
 const SHOWN_AFTER_MS: u64 = 3_000;
 /// The oldest request of a disk with too much to do has waited for this long.
 const DISK_LATE_MS: u32 = 250;
+/// Answers of a disk are compared with those of others if there are enough,
+const COMPARED_MIN: usize = 4;
+/// and it is slow if they take this many times as long.
+const OTHERS_TIMES: u32 = 10;
 /// A machine with too much to do: some work waits for this part of the time, in hundredths of a per cent.
 const PRESSED: u16 = 40_00;
 /// A disk that completes nothing for this long explains why others wait for it.
 const STALLED_MS: u32 = 1_000;
-/// A process that gave a sign of life within this time lives.
-const ALIVE_MS: u64 = 5_000;
+/// A process that gave a sign of life within this time lives. Shorter than the wait for a metadata server's
+/// answer: one that was stopped when it was asked gave its last sign before.
+const ALIVE_MS: u64 = 1_700;
 /// Troubles that follow from an overload: slow targets, waits for targets, late answers.
-const FOLDED: [&str; 4] = ["target-slow", "target-stalled", "client-waits", "unanswered"];
+const FOLDED: [&str; 6] =
+    ["target-slow", "disk-slow", "target-stalled", "client-waits", "unanswered", "namespace-late"];
 
 /// The programs with most of the work.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -118,18 +124,57 @@ fn is_loaded(target: &TargetLife, pressure: Option<&Pressure>) -> bool {
     target.is_late() && (is_pressed || target.oldest_ms >= DISK_LATE_MS)
 }
 
-/// Late targets, if most others are not.
+/// Late targets, if most others are not. One whose disk takes the time is named so: its machine has no part
+/// in it.
 pub(super) fn slow_targets(facts: &Facts, found: &mut Found) {
     let all =
         || facts.lives.iter().flat_map(|node| node.life.targets.iter().map(move |t| (t, node.life.pressure)));
-    for (target, _) in
-        all().filter(|(t, pressure)| is_loaded(t, pressure.as_ref()) && t.stalled_ms < STALLED_MS)
-    {
+    let answers: Vec<u32> = all().map(|(t, _)| t.answer_us).filter(|us| *us > 0).collect();
+    for (target, pressure) in all().filter(|(t, _)| t.stalled_ms < STALLED_MS) {
         let (id, named) = (target.target, facts.named(target.target));
         let text = format!("{named} answers after {}, usually {}", after(target), usual(target.usual_us));
-        let action = "see to its disk and the load of its machine; its groups continue without it if the others are much faster";
-        found.warning(("target-slow", &id), text, action);
+        if is_disk_slow(target, pressure.as_ref(), &answers) {
+            let text = match target.is_late() {
+                true => format!(
+                    "the disk of {named} is slow: it answers after {}, usually {}",
+                    after(target),
+                    usual(target.usual_us)
+                ),
+                false => {
+                    let others = usual(median(&answers));
+                    format!(
+                        "the disk of {named} is slow: it answers after {}, the others after {others}",
+                        after(target)
+                    )
+                }
+            };
+            let action = format!(
+                "see to that disk (`dmesg`, `smartctl -a`, `weir iohist`); `weir target drain {id}` moves its data to others"
+            );
+            found.warning(("disk-slow", &id), text, action);
+        } else if is_loaded(target, pressure.as_ref()) {
+            let action = "see to the load of its machine; its groups continue without it if the others are much faster";
+            found.warning(("target-slow", &id), text, action);
+        }
     }
+}
+
+/// Its disk has a request that is late, and its machine has processors and memory for its work; or it is
+/// much slower than the others all the time, so that nothing is unusual about it.
+fn is_disk_slow(target: &TargetLife, pressure: Option<&Pressure>, answers: &[u32]) -> bool {
+    if pressure.is_some_and(|p| p.cpu.max(p.memory) >= PRESSED) {
+        return false;
+    }
+    let is_outlier = answers.len() >= COMPARED_MIN
+        && target.answers_after_ms() >= DISK_LATE_MS
+        && target.answer_us / OTHERS_TIMES >= median(answers).max(1);
+    (target.is_late() && target.oldest_ms >= DISK_LATE_MS) || is_outlier
+}
+
+fn median(answers: &[u32]) -> u32 {
+    let mut sorted = answers.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
 }
 
 fn after(target: &TargetLife) -> String {
@@ -205,6 +250,12 @@ fn is_late_answer(facts: &Facts, code: &str, about: &str) -> bool {
 
 fn is_alive(facts: &Facts, node: NodeId) -> bool {
     facts.lives.iter().any(|life| life.node == node && life.seen_ms < ALIVE_MS)
+}
+
+/// Its process lives, and its machine has too much to do.
+pub(super) fn is_busy(facts: &Facts, node: NodeId) -> bool {
+    let pressure = facts.lives.iter().find(|life| life.node == node).and_then(|life| life.life.pressure);
+    is_alive(facts, node) && pressure.is_some_and(|p| p.cpu.max(p.io).max(p.memory) >= PRESSED)
 }
 
 /// `1,236`
@@ -291,6 +342,48 @@ mod tests {
         for code in ["storage-down", "mount-silent", "namespace-silent", CODE] {
             assert!(found.contains(&code), "{code}: {found:?}");
         }
+    }
+
+    #[test]
+    fn a_late_metadata_server_of_a_busy_machine_is_a_warning() {
+        let mut world = world();
+        world.set_known(Err("no answer within 1.8s".into()));
+        assert_eq!(codes(&world.troubles()), ["namespace-silent"]);
+        world.lives = vec![life(3, 0, vec![])];
+        assert_eq!(codes(&world.troubles()), ["namespace-late"]);
+        // It was stopped when it was asked, 1.8 s before.
+        world.lives[0].seen_ms = 1_850;
+        assert_eq!(codes(&world.troubles()), ["namespace-silent"]);
+        world.lives[0].seen_ms = 200;
+        world.lives[0].life.pressure = Some(Pressure::default());
+        assert_eq!(codes(&world.troubles()), ["namespace-silent"]);
+    }
+
+    #[test]
+    fn a_slow_disk_is_named_as_that() {
+        let idle = Some(Pressure { cpu: 10_00, io: 90_00, memory: 0 });
+        let slow = |us, usual_us| TargetLife { answer_us: us, usual_us, ..TargetLife::default() };
+        let said = |first: TargetLife, others: &[u32], pressure| {
+            let mut world = world();
+            let others = others.iter().map(|us| slow(*us, 2_000));
+            let mut all: Vec<TargetLife> = [first].into_iter().chain(others).collect();
+            (1..).zip(&mut all).for_each(|(n, target)| target.target = TargetId(n));
+            world.lives = vec![life(1, 0, all)];
+            world.lives[0].life.pressure = pressure;
+            world.troubles().into_iter().map(|t| (t.code, t.text)).collect::<Vec<_>>()
+        };
+        let late = TargetLife { oldest_ms: 900, ..slow(900_000, 2_000) };
+        let found = said(late, &[2_000; 5], idle);
+        let text = "the disk of t1 (storage-1) is slow: it answers after 0.9 s, usually 2.0 ms";
+        assert_eq!(found, [("disk-slow".to_owned(), text.to_owned())]);
+        // It has always been slow, so that is usual.
+        let found = said(slow(400_000, 390_000), &[2_000; 5], idle);
+        let text = "the disk of t1 (storage-1) is slow: it answers after 0.4 s, the others after 2.0 ms";
+        assert_eq!(found, [("disk-slow".to_owned(), text.to_owned())]);
+        let busy = Some(Pressure { cpu: 90_00, io: 10_00, memory: 0 });
+        assert_eq!(said(late, &[2_000; 5], busy)[0].0, "target-slow", "its machine has too much to do");
+        assert_eq!(said(slow(400_000, 390_000), &[300_000; 5], idle), [], "as slow as the others");
+        assert_eq!(said(slow(400_000, 390_000), &[2_000; 2], idle), [], "too few to compare");
     }
 
     #[test]

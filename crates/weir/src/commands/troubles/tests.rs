@@ -2,16 +2,17 @@
 use super::world::{HOME, NOW_S, World, condition, owners, world};
 use super::*;
 use crate::commands::mounts::Reach;
+use crate::reporting::METADATA_FULL;
 use serde_json::json;
 use weir_proto::backup::{BackupEnd, BackupOutcome};
 use weir_proto::condition::{NodeDisk, STARTS};
-use weir_proto::coord::{ClientWaiting, CutLink, Wait};
+use weir_proto::coord::{ClientWaiting, CutLink, RebuildStatus, RebuildWaiting, Wait};
 use weir_proto::export::ExportMade;
-use weir_proto::map::{MemberState, Role, Scheme, TargetState};
+use weir_proto::map::{Member, MemberState, Role, Scheme, TargetState};
 use weir_proto::meta::Time;
 use weir_proto::relation::RelationState;
 use weir_proto::volume::WriteFloor;
-use weir_proto::{Epoch, NodeId, VolumeId};
+use weir_proto::{Epoch, NodeId, TargetId, VolumeId};
 
 #[test]
 fn a_healthy_cluster_has_no_troubles() {
@@ -98,12 +99,55 @@ fn values_below_the_limits_are_no_troubles() {
         |w| w.relation().lag_ms = 3_600_000,
         |w| w.known().owners = OwnersNear::default(),
         |w| w.status.targets[0].stalled_ms = 20,
+        // It is drained as planned.
+        |w| w.leaving.draining.extend([TargetId(1)]),
     ];
     for (row, change) in table.iter().enumerate() {
         let mut world = world();
         change(&mut world);
         assert_eq!(world.troubles(), [], "row {row}");
     }
+}
+
+fn refuses(target: &str) -> NodeTrouble {
+    let text = format!("{target} (storage-1) refuses new data: 5 bytes are free on its file system");
+    NodeTrouble { code: REFUSES.into(), about: target.into(), text, ..failing() }
+}
+
+#[test]
+fn a_target_that_refuses_data_is_one_trouble_with_its_cause() {
+    let mut world = world();
+    let mut node = condition("storage-1", Role::Storage);
+    node.condition.troubles = vec![refuses("t1")];
+    world.conditions.push(node);
+    world.status.targets[0].used = 990;
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!((found[0].code.as_str(), found[0].about.as_str()), (REFUSES, "t1"));
+    assert_eq!(exit_code(found[0].severity), 1);
+    // It has nothing left: then no group of two copies on t1 and t2 takes data.
+    world.status.targets[0].used = 1000;
+    let found = world.troubles();
+    assert_eq!(found.iter().map(|t| t.code.as_str()).collect::<Vec<_>>(), ["space-full", REFUSES]);
+    assert!(found[0].text.starts_with("files with replica:2 take no more data"), "{}", found[0].text);
+    assert!(found[0].text.contains("a target is full (t1 refuses data)"), "{}", found[0].text);
+    // Its node has been silent since.
+    world.conditions[2].last_contact_ms = 60_000;
+    let found = world.troubles();
+    assert_eq!(found.iter().map(|t| t.code.as_str()).collect::<Vec<_>>(), ["target-full", "space-full"]);
+}
+
+#[test]
+fn a_metadata_server_without_space_is_one_trouble() {
+    let mut world = world();
+    let node = &mut world.conditions[0];
+    node.condition.disks = vec![disk(1 << 20)];
+    let (code, about) = (METADATA_FULL.to_owned(), node.node.clone());
+    let (severity, text) = (Severity::Critical, "the disk of meta is full".to_owned());
+    node.condition.troubles = vec![NodeTrouble { code, severity, about, text, ..failing() }];
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!((found[0].code.as_str(), exit_code(found[0].severity)), (METADATA_FULL, 2));
 }
 
 /// A stopped mount is also silent at the coordinator.
@@ -417,10 +461,198 @@ fn a_cut_link_names_both_ends_or_the_one_that_is_cut_off() {
             "m5 has not reached t1 (storage-1) for 12 s, its calls go around: see to the network between them (no answer)"
         ]
     );
-    let both = reported(&[("m5", 1), ("m6", 1)]);
-    assert!(both.len() == 2 && both.iter().all(|t| t.contains("2 nodes cannot")), "{both:?}");
+    assert_eq!(
+        reported(&[("m5", 1), ("m6", 1)]),
+        [
+            "m5, m6 have not reached t1 (storage-1) for 12 s, their calls go around: 2 nodes cannot, see to its network (no answer)"
+        ]
+    );
     let cut_off = reported(&[("m5", 1), ("m5", 2)]);
     assert!(cut_off.len() == 1 && cut_off[0].contains("see to the network of m5"), "{cut_off:?}");
+}
+
+/// A target that has no place any more, in the world of two copies: its groups have others.
+fn rebuilt(world: &mut World) {
+    world.lose(1);
+    world.leaving.lost.insert(TargetId(1));
+    for member in world.map().groups.iter_mut().flat_map(|g| &mut g.members).filter(|m| m.target.0 == 1) {
+        (member.target, member.state) = (TargetId(2), MemberState::Current);
+    }
+}
+
+#[test]
+fn the_remains_of_a_target_that_was_rebuilt_are_a_note() {
+    let mut world = world();
+    rebuilt(&mut world);
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(
+        (found[0].severity, &*found[0].code, &*found[0].about),
+        (Severity::Note, "target-unneeded", "t1")
+    );
+    assert!(found[0].action.contains("`weir target remove t1`"), "{found:#?}");
+    let mut failed = world;
+    failed.map().nodes[0].up = true;
+    failed.map().targets[0].state = TargetState::Failed;
+    assert_eq!(failed.troubles()[0].code, "target-unneeded");
+}
+
+#[test]
+fn a_drain_that_waits_is_never_shown_as_lost() {
+    let waiting = |why: &str| RebuildWaiting { target: TargetId(1), why: why.into(), places: 3 };
+    let mut drained = world();
+    drained.leaving.draining.insert(TargetId(1));
+    drained.leaving.waiting = vec![waiting("there is no target to take its place")];
+    let found = drained.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!((found[0].severity, &*found[0].code), (Severity::Warning, "drain-waits"));
+    assert!(
+        found[0].text.ends_with("it still serves its data") && !found[0].text.contains("lost"),
+        "{found:#?}"
+    );
+    assert!(found[0].action.starts_with("leave its disk as it is"), "{found:#?}");
+    let mut lost = world();
+    lost.leaving.waiting = drained.0.leaving.waiting;
+    assert_eq!(lost.troubles()[0].code, "rebuild-waits");
+    let rebuild = RebuildStatus {
+        after_s: 600,
+        gone: vec![],
+        lost: vec![],
+        waiting: vec![waiting("other places are filled first")],
+        refills: vec![],
+        draining: vec![TargetId(1)],
+        paused: false,
+        since_ms: 0,
+        places_total: 0,
+        left_bytes: 0,
+        bytes_per_s: 0,
+        left_ms: 0,
+    };
+    assert!(Leaving::of(rebuild).waiting.is_empty(), "its turn comes");
+}
+
+/// t1 is dead, and all processes notice.
+#[test]
+fn one_dead_target_is_one_trouble() {
+    let mut world = world();
+    world.lose(1);
+    world.status.targets[1].under_replicated_cells = 7;
+    let link = |from: &str| CutLink {
+        from: from.into(),
+        role: Role::Mount,
+        to: NodeId(1),
+        since_ms: 12_345,
+        why: "refused".into(),
+    };
+    world.status.links = vec![link("m5"), link("m6")];
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].code, "storage-down");
+    // Clients that wait are shown, once, with the cause.
+    let wait = |client: &str, calls| ClientWaiting {
+        client: client.into(),
+        waits: vec![Wait { what: "t1".into(), ms: 5000, calls }],
+    };
+    world.waiting.clients = vec![wait("m5:/m", 2), wait("m6:/m", 1), wait("m7:/m", 4)];
+    let found = world.troubles();
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert_eq!(found[1].text, "m5:/m and 2 other clients: 7 calls wait for t1, no answer for 5 s");
+    assert_eq!(found[1].action, "it follows from the trouble of storage-1");
+}
+
+#[test]
+fn targets_that_are_filled_for_a_lost_one_are_one_trouble() {
+    let mut world = world();
+    let map = world.map();
+    let third = Target { id: TargetId(3), ..map.targets[0].clone() };
+    map.targets.push(third);
+    let members = &mut map.groups[0].members;
+    let current = Member { target: TargetId(3), ..members[0] };
+    members.iter_mut().for_each(|member| member.state = MemberState::Behind);
+    members.push(current);
+    world.leaving.lost.insert(TargetId(9));
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].text, "t1, t2 are being repaired or filled; they take the places of t9");
+}
+
+#[test]
+fn a_disk_that_hangs_explains_why_its_target_is_out_of_service() {
+    let mut world = world();
+    world.status.targets[0].stalled_ms = 9000;
+    world.map().targets[0].state = TargetState::Down;
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!((found[0].severity, &*found[0].code), (Severity::Degraded, "target-stalled"));
+    assert!(found[0].text.contains("completed nothing for 9.0 s; it is out of service"), "{found:#?}");
+}
+
+#[test]
+fn a_mount_that_was_killed_for_memory_is_named_with_that() {
+    let mut world = world();
+    world.mounts[0].state = Reach::Dead;
+    let mut process = |out_of_memory| {
+        world.processes.truncate(2);
+        let (name, log) = ("mount-1".to_owned(), "/w/log/mount-1.log".into());
+        world.processes.push(ProcessState { name, role: RoleName::Mount, lives: false, out_of_memory, log });
+        world.troubles().remove(0)
+    };
+    assert!(process(false).text.ends_with("is dead (its process has ended)"));
+    let killed = process(true);
+    assert!(
+        killed.text.ends_with("is dead (the kernel killed its process for want of memory)"),
+        "{killed:?}"
+    );
+    assert!(killed.action.contains("`--memory-mib`"), "{killed:?}");
+}
+
+#[test]
+fn a_dead_mount_of_another_cluster_is_no_warning_of_this_one() {
+    let mut world = world();
+    world.processes.clear(); // a command that names the cluster by an address
+    world.dead_mounts.push("/x".into());
+    let found = world.troubles();
+    assert_eq!((found[0].severity, found.len()), (Severity::Note, 1), "{found:#?}");
+    assert!(found[0].action.ends_with("it may be of another cluster"), "{found:#?}");
+    let mut own = condition("n1:/x", Role::Mount);
+    own.last_contact_ms = 60_000;
+    world.conditions.push(own);
+    assert!(world.troubles().iter().any(|t| t.severity == Severity::Warning && t.about == "/x"));
+}
+
+#[test]
+fn a_home_whose_calls_hang_is_silent_for_its_relation() {
+    let mut world = world();
+    let (code, action) = ("home-silent".to_owned(), "see".to_owned());
+    let text = "mover-1 has waited 40 s for file:///home, to sync a file".to_owned();
+    let silent = NodeTrouble { code, severity: Severity::Warning, about: HOME.into(), text, action };
+    world.conditions[0].condition.troubles.push(silent);
+    let found = world.troubles();
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!((&*found[0].code, &*found[0].about), ("home-silent", "r1"));
+    assert!(
+        found[0].text.ends_with("does not answer: mover-1 has waited 40 s for file:///home, to sync a file")
+    );
+    let mut given_up = super::world::world();
+    given_up.relation().home_failure = "write: file:///home does not answer (no answer for 60s)".into();
+    assert_eq!(given_up.troubles()[0].code, "home-silent");
+}
+
+#[test]
+fn a_standby_that_this_machine_knows_to_be_dead_is_named_once() {
+    let mut world = world();
+    let (code, action) = ("standby-missing".to_owned(), "start it".to_owned());
+    let text = "the standby coordinator coord-3 has been away for 30 s, and cannot take over".to_owned();
+    let missing = NodeTrouble { code, severity: Severity::Warning, about: "coord-3".into(), text, action };
+    let mut leading = condition("coord-1", Role::Coordinator);
+    leading.condition.troubles.push(missing);
+    world.conditions.push(leading);
+    assert_eq!(world.troubles()[0].code, "standby-missing", "on another machine");
+    let (name, log) = ("coord-3".to_owned(), "/w/log/coord-3.log".into());
+    let lives = false;
+    world.processes.push(ProcessState { name, role: RoleName::Coord, lives, out_of_memory: false, log });
+    let codes: Vec<String> = world.troubles().into_iter().map(|t| t.code).collect();
+    assert_eq!(codes, ["standby-down"]);
 }
 
 #[test]

@@ -110,8 +110,13 @@ pub fn world() -> World {
         stalled_ms: 0,
         position: 0,
     };
-    let process =
-        |name: &str, role| ProcessState { name: name.into(), role, lives: true, log: "/w/log/x".into() };
+    let process = |name: &str, role| ProcessState {
+        name: name.into(),
+        role,
+        lives: true,
+        out_of_memory: false,
+        log: "/w/log/x".into(),
+    };
     let mount = MountState {
         name: "mount-1".into(),
         path: "/m".into(),
@@ -143,7 +148,7 @@ pub fn world() -> World {
         busiest: None,
         waiting: ClientsWaiting { clients: vec![] },
         clocks: Clocks { off: vec![] },
-        rebuild: vec![],
+        leaving: Leaving::default(),
         mutes: vec![],
         restart: "`weir up --dir /w` starts it again".into(),
         now_s: NOW_S,

@@ -15,9 +15,9 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 use weir_coord::Collected;
-use weir_proto::InodeId;
 use weir_proto::map::Role;
 use weir_proto::watch::{GetTop, ListWaits, Top, WaitsListed};
+use weir_proto::{ErrorKind, InodeId};
 
 /// Ended waits of this time count, too.
 const ENDED_WITHIN_S: u32 = 3600;
@@ -42,6 +42,8 @@ pub struct Evidence {
     pub file: Option<FileFacts>,
     /// Names of volumes that may contain the file.
     pub volumes_of_file: Vec<String>,
+    /// This user may not know the waits of all processes, and whose work it is.
+    pub is_partial: bool,
 }
 
 /// A process that did not answer.
@@ -64,6 +66,8 @@ pub struct FileFacts {
     pub offline: u64,
     /// Held locks.
     pub locks: Vec<String>,
+    /// What calls of its mount wait for, with milliseconds and their number: every user may know that.
+    pub mount_waits: Vec<(String, u64, u64)>,
 }
 
 /// The threads of a process; none: there is no such process here.
@@ -77,6 +81,7 @@ pub fn of_path(path: &Path) -> Outcome<Option<FileFacts>> {
     let ask = |attribute: &'static str| mounts::ask(path, move |path| file::ask(path, attribute));
     let (stat, layout) = (ask(file::STAT), ask(file::LAYOUT));
     let (locks, state) = (ask(file::LOCKS), ask(tiering::STATE));
+    let client = ask(file::CLIENT);
     let Some(stat) = stat.answer() else { return Ok(None) };
     let of =
         |asked: &mounts::Asked<Outcome<Value>>| asked.answer().and_then(Outcome::ok).unwrap_or(Value::Null);
@@ -85,7 +90,15 @@ pub fn of_path(path: &Path) -> Outcome<Option<FileFacts>> {
     let inode = stat["inode"].as_u64().unwrap_or(0);
     let owner = number("uid").zip(number("gid"));
     let found = file_facts(inode, &of(&layout), &of(&locks), &of(&state));
-    Ok(Some(FileFacts { owner, ..found }))
+    Ok(Some(FileFacts { owner, mount_waits: waits_of(&of(&client)), ..found }))
+}
+
+/// Those that a mount lists of itself.
+fn waits_of(client: &Value) -> Vec<(String, u64, u64)> {
+    let wait = |wait: &Value| {
+        Some((wait["for"].as_str()?.to_owned(), wait["ms"].as_u64()?, wait["calls"].as_u64()?))
+    };
+    client["waits"].as_array().into_iter().flatten().filter_map(wait).collect()
 }
 
 fn file_facts(inode: u64, layout: &Value, locks: &Value, state: &Value) -> FileFacts {
@@ -128,6 +141,7 @@ fn file_facts(inode: u64, layout: &Value, locks: &Value, state: &Value) -> FileF
         targets,
         offline: state["offline"].as_u64().unwrap_or(0),
         locks: locks.collect(),
+        mount_waits: Vec::new(),
     }
 }
 
@@ -144,6 +158,9 @@ pub async fn collect(
         cluster.collect::<_, WaitsListed>(&waits, PATIENCE),
         cluster.collect::<_, Top>(&top, PATIENCE),
     );
+    // Users may ask about their files; the waits and the work of others are for administrators.
+    let is_partial = waits.as_ref().is_err_and(|e| e.kind == ErrorKind::Denied);
+    let waits = if is_partial { Ok(Vec::new()) } else { waits };
     let (facts, collected, tops) = (facts?, waits?, tops.unwrap_or_default());
     let without_answer = collected.iter().filter_map(|g| {
         let why = g.reply.as_ref().err()?.clone();
@@ -163,6 +180,7 @@ pub async fn collect(
         users,
         file: None,
         volumes_of_file: Vec::new(),
+        is_partial,
     };
     evidence.about(asker, file).await;
     Ok(evidence)
@@ -200,6 +218,8 @@ mod tests {
         );
         let held = "process 7 of n1:/w holds an exclusive flock lock of bytes 0-end for 3.0 s";
         assert_eq!(facts.locks, [held]);
+        let waits = json!({ "waits": [{ "for": "t3", "ms": 5000, "calls": 2 }, { "for": "t4" }] });
+        assert_eq!(waits_of(&waits), [("t3".to_owned(), 5000, 2)]);
         let bare = file_facts(1, &Value::Null, &Value::Null, &Value::Null);
         assert_eq!(bare, FileFacts { inode: 1, ..FileFacts::default() });
     }

@@ -5,17 +5,22 @@
 //! kinds; a new one is a trouble first. Here waits, silent processes, locks and hogs are added. Each sentence
 //! has its number; each cause has a remedy.
 use super::evidence::{Evidence, Silent};
-use super::top::{Names, lines_of};
+use super::top::{Names, TopLine, lines_of};
 use super::waits::{Seen, object, time};
 use crate::cli_watch::By;
 use crate::commands::troubles::{Trouble, kind, owners};
 use crate::table;
 use std::collections::BTreeMap;
+use weir_coord::Collected;
+use weir_proto::condition::Severity;
 use weir_proto::map::{Group, Role};
 use weir_proto::quota::{ALL_VOLUMES, Holder, OwnerKind, OwnerUsage};
+use weir_proto::watch::Top;
 
 /// Troubles that nodes of a newer release report may cause delays.
 const DELAYS_UNKNOWN: u8 = 30;
+/// Troubles below it are named, and explain no delay.
+const DELAYS_AT_ALL: u8 = 10;
 /// For a file, causes that are farther from it are omitted.
 const DELAYS_A_FILE: u8 = 30;
 /// A limit delays only the files of its user or group, and these as much as the volume's.
@@ -23,6 +28,10 @@ const DELAYS_OWN_FILES: u8 = 75;
 /// A user with this share of all work, and this average number of requests in flight, disturbs others.
 const HOG_SHARE: f64 = 0.6;
 const HOG_WAITING: f64 = 0.5;
+/// A mount that makes or removes this number of names in a second, with this share of all requests, does,
+/// too.
+const HOG_CHANGES_PER_S: f64 = 100.0;
+const CHANGES: [&str; 7] = ["UNLINK", "RMDIR", "CREATE", "MKDIR", "MKNOD", "RENAME", "SYMLINK"];
 /// An ended wait is of interest if it lasted this long.
 const LONG_WAIT_US: u64 = 1_000_000;
 const ENDED_MAX: usize = 5;
@@ -30,15 +39,17 @@ const ENDED_MAX: usize = 5;
 /// One link of the chain.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// How close it is to the cause: the closest first.
+    /// How close it is to the cause: the closest first, among those of one severity.
     pub depth: u8,
+    /// That of the trouble; a note for waits, which only show the way to the program.
+    pub severity: Severity,
     pub text: String,
     /// Empty: another one has the remedy.
     pub action: String,
 }
 
 fn finding(depth: u8, text: String, action: impl Into<String>) -> Finding {
-    Finding { depth, text, action: action.into() }
+    Finding { depth, severity: Severity::Note, text, action: action.into() }
 }
 
 /// The chain from the cause to the program. `threads`: of the process in question; none: any.
@@ -47,9 +58,11 @@ pub fn findings(evidence: &Evidence, threads: &[u32]) -> Vec<Finding> {
         evidence.troubles.iter().filter_map(|trouble| of_trouble(evidence, trouble)).collect();
     found.extend(evidence.silent.iter().filter(|silent| matters(evidence, silent)).map(of_silent));
     waits(evidence, threads, &mut found);
+    waits_of_mount(evidence, &mut found);
     locks(evidence, &mut found);
     hog(evidence, &mut found);
-    found.sort_by_key(|f| std::cmp::Reverse(f.depth));
+    // What delays nothing comes last, however bad it is.
+    found.sort_by_key(|f| std::cmp::Reverse((f.depth >= DELAYS_AT_ALL, f.severity, f.depth)));
     found
 }
 
@@ -83,7 +96,8 @@ fn of_trouble(evidence: &Evidence, trouble: &Trouble) -> Option<Finding> {
     // The waits themselves are listed, with their programs.
     let is_wait = trouble.code == "client-waits";
     let more = recall_of(evidence, trouble);
-    (concerns && !is_wait).then(|| finding(depth, format!("{}{more}", trouble.text), trouble.action.clone()))
+    let found = || finding(depth, format!("{}{more}", trouble.text), trouble.action.clone());
+    (concerns && !is_wait).then(|| Finding { severity: trouble.severity, ..found() })
 }
 
 /// Whether a file depends on the object of the trouble.
@@ -141,25 +155,64 @@ fn matters(evidence: &Evidence, silent: &Silent) -> bool {
     !is_known && (is_server || evidence.file.is_none() || evidence.waits.iter().any(holds))
 }
 
-/// The user with most of the work, if that is much, and others wait.
+/// The user, or else the mount, with most of the work, if that is much, and others wait. One user may disturb
+/// itself from another mount.
 fn hog(evidence: &Evidence, found: &mut Vec<Finding>) {
     let names = Names { volumes: BTreeMap::new(), users: evidence.users.clone() };
-    let lines = lines_of(By::User, &evidence.tops, &names);
-    let all: f64 = lines.iter().map(|line| line.waiting).sum();
-    let Some(first) = lines.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting)) else { return };
-    if lines.len() < 2 || first.waiting < HOG_WAITING || first.waiting < all * HOG_SHARE {
-        return;
+    let lines = |by| lines_of(by, &evidence.tops, &names);
+    let (users, mounts) = (lines(By::User), lines(By::Client));
+    let action = "`weir top --by job` shows which program; ask that user, or limit it";
+    if let Some((first, share)) = most_waiting(&users) {
+        let text = format!(
+            "user {} has {:.0} % of the work of the last seconds at {}: {:.0} requests/s, {}/s, mostly {}",
+            first.name,
+            100.0 * share,
+            first.client,
+            first.requests_per_s,
+            table::bytes(first.bytes_per_s as u64),
+            first.kind
+        );
+        found.push(finding(25, text, action));
+    } else if let Some((first, share)) = most_waiting(&mounts).or_else(|| most_changes(&mounts)) {
+        let of_mount: Vec<Collected<Top>> =
+            evidence.tops.iter().filter(|top| top.name == first.name).cloned().collect();
+        let most = |by| lines_of(by, &of_mount, &names).into_iter().next().map(|line| line.name);
+        let program = most(By::Job).filter(|job| job != "-");
+        let program = program.map_or_else(String::new, |job| format!("program {job} of "));
+        let user = most(By::User).unwrap_or_default();
+        let does = match first.kind.as_str() {
+            "UNLINK" | "RMDIR" => ", so it removes files",
+            "CREATE" | "MKDIR" | "MKNOD" => ", so it makes files",
+            _ => "",
+        };
+        let text = format!(
+            "{} has {:.0} % of the work of the last seconds: {:.0} requests/s, {}/s, mostly {}{does}, by {program}user \
+             {user}",
+            first.name,
+            100.0 * share,
+            first.requests_per_s,
+            table::bytes(first.bytes_per_s as u64),
+            first.kind
+        );
+        found.push(finding(25, text, action));
     }
-    let text = format!(
-        "user {} has {:.0} % of the work of the last seconds at {}: {:.0} requests/s, {}/s, mostly {}",
-        first.name,
-        100.0 * first.waiting / all,
-        first.client,
-        first.requests_per_s,
-        table::bytes(first.bytes_per_s as u64),
-        first.kind
-    );
-    found.push(finding(25, text, "`weir top --by job` shows which program; ask that user, or limit it"));
+}
+
+/// The line with most of the requests in flight, and its part of them.
+fn most_waiting(lines: &[TopLine]) -> Option<(&TopLine, f64)> {
+    let all: f64 = lines.iter().map(|line| line.waiting).sum();
+    let first = lines.iter().max_by(|a, b| a.waiting.total_cmp(&b.waiting))?;
+    let is_much = first.waiting >= HOG_WAITING && first.waiting >= all * HOG_SHARE;
+    (lines.len() > 1 && is_much).then(|| (first, first.waiting / all))
+}
+
+/// The line with most of the requests, if it changes names: these are short, and load the metadata server.
+fn most_changes(lines: &[TopLine]) -> Option<(&TopLine, f64)> {
+    let all: f64 = lines.iter().map(|line| line.requests_per_s).sum();
+    let first = lines.iter().max_by(|a, b| a.requests_per_s.total_cmp(&b.requests_per_s))?;
+    let is_much = first.requests_per_s >= HOG_CHANGES_PER_S && first.requests_per_s >= all * HOG_SHARE;
+    let changes = CHANGES.contains(&first.kind.as_str());
+    (lines.len() > 1 && is_much && changes).then(|| (first, first.requests_per_s / all))
 }
 
 fn of_silent(Silent { name, role, why }: &Silent) -> Finding {
@@ -173,7 +226,7 @@ fn of_silent(Silent { name, role, why }: &Silent) -> Finding {
     let action = format!(
         "check the process of {name}: is it stopped, is its machine overloaded? start it again if need be"
     );
-    finding(depth, text, action)
+    Finding { severity: Severity::Warning, ..finding(depth, text, action) }
 }
 
 /// Waits that last, merged if they wait for the same.
@@ -193,6 +246,16 @@ fn waits(evidence: &Evidence, threads: &[u32], found: &mut Vec<Finding>) {
             sentence(evidence, seen, *calls),
             action(evidence, seen),
         ));
+    }
+}
+
+/// For users who may not see the waits of all processes: those of the file's mount.
+fn waits_of_mount(evidence: &Evidence, found: &mut Vec<Finding>) {
+    let Some(file) = evidence.file.as_ref().filter(|_| evidence.is_partial) else { return };
+    for (what, ms, calls) in &file.mount_waits {
+        let calls = table::count(*calls, ["call waits", "calls wait"]);
+        let text = format!("at the mount of this file {calls} for {what}, no answer for {}", time(ms * 1000));
+        found.push(finding(depth_of("servers"), text, "wait, or ask an administrator to see to it"));
     }
 }
 
@@ -294,10 +357,9 @@ mod tests {
     use crate::commands::troubles::world::{HOME, World, owners as world_owners, world};
     use crate::commands::watch::evidence::FileFacts;
     use crate::users::Users;
-    use weir_coord::Collected;
     use weir_proto::TargetId;
     use weir_proto::map::{MemberState, TargetState};
-    use weir_proto::watch::{Top, TopRow, WaitSeen};
+    use weir_proto::watch::{TopRow, WaitSeen};
 
     /// File 7 of volume work, on targets 1 and 2 in group 0, and further evidence.
     #[derive(Default)]
@@ -315,6 +377,7 @@ mod tests {
             targets: vec![1, 2],
             offline: 0,
             locks: vec![],
+            mount_waits: vec![],
         }
     }
 
@@ -331,6 +394,7 @@ mod tests {
             users: Users::default(),
             file,
             volumes_of_file,
+            is_partial: false,
         }
     }
 
@@ -486,6 +550,17 @@ mod tests {
     }
 
     #[test]
+    fn a_user_sees_what_the_mount_of_the_file_waits_for() {
+        let waits = FileFacts { mount_waits: vec![("t1".into(), 5000, 2)], ..file() };
+        let mut asked = evidence(world(), Further::default(), Some(waits));
+        assert_eq!(findings(&asked, &[]), [], "an administrator has the waits themselves");
+        asked.is_partial = true;
+        let found = findings(&asked, &[]);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert_eq!(found[0].text, "at the mount of this file 2 calls wait for t1, no answer for 5.0 s");
+    }
+
+    #[test]
     fn calls_that_wait_for_the_same_are_one_sentence() {
         let mut further = Further::default();
         (0..3).for_each(|_| further.waits.push(wait("n1:/a", "servers", "storage-2", ("", 0))));
@@ -539,5 +614,51 @@ mod tests {
         assert!(hog[0].text.starts_with("user 4711 has 95 % of the work"), "{hog:#?}");
         assert!(found(vec![row(4711, 2_000_000)]).is_empty(), "nobody else works");
         assert!(found(vec![row(4711, 100_000), row(5, 90_000)]).is_empty(), "it is little");
+    }
+
+    /// Two mounts of one user: one removes a tree, the other one lists a directory.
+    #[test]
+    fn a_mount_that_removes_files_is_named_by_its_share() {
+        let row = |kind: &str, job: &str, requests, us| TopRow {
+            volume: 2,
+            uid: 0,
+            job: job.into(),
+            kind: kind.into(),
+            requests,
+            bytes: 0,
+            us,
+        };
+        let found = |removed, us| {
+            let top = |name: &str, row| Collected {
+                name: name.into(),
+                role: Role::Mount,
+                reply: Ok(Top { covered_ms: 1000, rows: vec![row] }),
+            };
+            let tops = vec![
+                top("n1:/a", row("READDIRPLUS", "ls", 5, 2000)),
+                top("n2:/b", row("UNLINK", "rm", removed, us)),
+            ];
+            findings(&evidence(world(), Further { tops, ..Further::default() }, None), &[])
+        };
+        for named in [found(900, 900_000), found(900, 100_000)] {
+            let text = &named[0].text;
+            assert!(
+                text.starts_with("n2:/b has ")
+                    && text.contains("so it removes files, by program rm of user "),
+                "{text}"
+            );
+        }
+        assert!(found(20, 1000).is_empty(), "it is little");
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_what_delays_nothing_last() {
+        let mut world = world();
+        world.lose(2); // degraded
+        world.set_known(Err("no answer".into())); // critical
+        world.map().level -= 1; // a note
+        let found = findings(&evidence(world, Further::default(), None), &[]);
+        let severities: Vec<Severity> = found.iter().map(|f| f.severity).collect();
+        assert_eq!(severities, [Severity::Critical, Severity::Degraded, Severity::Note], "{found:#?}");
     }
 }

@@ -4,6 +4,7 @@ use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
 use super::reasons::{Finding, ended_waits, findings};
 use crate::cli_watch::WhyArgs;
 use crate::commands::collect::Asker;
+use crate::commands::troubles::word;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
@@ -83,16 +84,29 @@ fn as_text(what: &str, evidence: &Evidence, found: &[Finding], ended_waits: &[St
         _ => format!("{what}{inode}:\n"),
     };
     ended_waits.iter().for_each(|line| out += &format!("  {line}\n"));
-    found.iter().for_each(|f| out += &format!("  {}\n", f.text));
-    if let Some(first) = found.iter().find(|f| !f.action.is_empty()) {
-        out += &format!("to do: {}\n", first.action);
+    // Each cause has its remedy below it; one that serves several is not repeated.
+    let mut said = Vec::new();
+    for Finding { text, action, .. } in found {
+        out += &format!("  {text}\n");
+        if !action.is_empty() && !said.contains(&action) {
+            out += &format!("    to do: {action}\n");
+            said.push(action);
+        }
+    }
+    if evidence.is_partial {
+        out += "(waits of other mounts and the work of other users are shown to administrators only)\n";
     }
     out
 }
 
 fn as_json(evidence: &Evidence, found: &[Finding], ended_waits: &[String]) -> serde_json::Value {
-    let chain: Vec<_> = found.iter().map(|f| json!({ "text": f.text, "action": f.action })).collect();
+    let chain: Vec<_> = found
+        .iter()
+        .map(|f| json!({ "severity": word(f.severity), "text": f.text, "action": f.action }))
+        .collect();
     let inode = evidence.file.as_ref().map(|file| file.inode);
     let action = found.iter().map(|f| f.action.as_str()).find(|action| !action.is_empty());
-    json!({ "inode": inode, "chain": chain, "to_do": action, "past": ended_waits })
+    json!({
+        "inode": inode, "chain": chain, "to_do": action, "past": ended_waits, "partial": evidence.is_partial,
+    })
 }

@@ -22,14 +22,19 @@ pub fn down(args: &Down) -> Outcome<()> {
             "omit --memory; to delete the cluster, remove the directory afterwards",
         ));
     }
-    let Downed { killed, ended_calls } = take_down(&local)?;
+    let Downed { killed, ended_calls, lost_bytes } = take_down(&local)?;
     if args.json {
         let removed = local.manifest.kept != Kept::Disk;
         #[rustfmt::skip]
         table::json(&json!({
             "dir": local.dir, "stopped": true, "killed": killed, "ended_calls": ended_calls, "removed": removed,
+            "lost_bytes": lost_bytes,
         }));
         return Ok(());
+    }
+    for (name, bytes) in lost_bytes {
+        let bytes = table::bytes(bytes);
+        println!("{name} ended with {bytes} that programs had written and that no target has: they are lost");
     }
     for (name, count) in ended_calls {
         let calls = if count == 1 { "1 call" } else { &format!("{count} calls") };
@@ -60,23 +65,33 @@ pub struct Downed {
     pub killed: Vec<String>,
     /// The calls of programs that waited, and got an error, by mount.
     pub ended_calls: BTreeMap<String, usize>,
+    /// What programs had written and no target has, by mount.
+    pub lost_bytes: BTreeMap<String, u64>,
 }
 
 /// Mounts first, so that all their data is saved; then the servers. The coordinator stops before the targets:
 /// it asks them for their progress, and does not see them leave, so no member of a group is behind at the
 /// next start.
+const ORDER: [&[RoleName]; 5] = [
+    &[RoleName::Mount, RoleName::Mover, RoleName::Console],
+    &[RoleName::Meta],
+    &[RoleName::Coord],
+    &[RoleName::Storage],
+    &[RoleName::Etcd],
+];
+
 pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
+    let downed = stop(local, |_| true)?;
+    remove_memory(local)?;
+    Ok(downed)
+}
+
+/// Stops these processes, in order.
+pub(super) fn stop(local: &LocalCluster, which: impl Fn(&Process) -> bool) -> Outcome<Downed> {
     let mut downed = Downed::default();
-    let order = [
-        &[RoleName::Mount, RoleName::Mover, RoleName::Console][..],
-        &[RoleName::Meta],
-        &[RoleName::Coord],
-        &[RoleName::Storage],
-        &[RoleName::Etcd],
-    ];
-    for roles in order {
-        let group: Vec<&Process> =
-            local.manifest.processes.iter().filter(|p| roles.contains(&p.role)).collect();
+    for roles in ORDER {
+        let all = local.manifest.processes.iter().filter(|p| roles.contains(&p.role));
+        let group: Vec<&Process> = all.filter(|p| which(p)).collect();
         // Signalled together, awaited one by one.
         for process in &group {
             if let Some(pid) = PidFile::read(&local.pid_file(process)) {
@@ -85,20 +100,35 @@ pub fn take_down(local: &LocalCluster) -> Outcome<Downed> {
         }
         for process in group {
             if let Some(pid) = PidFile::read(&local.pid_file(process))
-                && pid.stop(STOP_PATIENCE)?
+                && stop_one(local, process, &pid)?
             {
                 downed.killed.push(process.name.clone());
             }
-            let last = PidFile::read(&local.pid_file(process)).filter(|last| last.ended_calls > 0);
-            downed.ended_calls.extend(last.map(|last| (process.name.clone(), last.ended_calls)));
+            let last = PidFile::read(&local.pid_file(process));
+            let (calls, bytes) = last.map_or((0, 0), |last| (last.ended_calls, last.unsaved_bytes));
+            downed.ended_calls.extend((calls > 0).then(|| (process.name.clone(), calls)));
+            downed.lost_bytes.extend((bytes > 0).then(|| (process.name.clone(), bytes)));
             if process.role == RoleName::Mount {
                 clear_dead_mount(&process.path)?;
             }
             let _ = fs::remove_file(local.pid_file(process)); // it may never have been started
         }
     }
-    remove_memory(local)?;
     Ok(downed)
+}
+
+/// A mount that still saves data is awaited for as long as it tries; every other process is killed when its
+/// time is over. True: it was killed.
+fn stop_one(local: &LocalCluster, process: &Process, pid: &PidFile) -> Outcome<bool> {
+    let saves = || PidFile::read(&local.pid_file(process)).is_some_and(|file| file.unsaved_bytes > 0);
+    pid.signal(rustix::process::Signal::TERM)?;
+    while !pid.gone_within(STOP_PATIENCE) {
+        if process.role != RoleName::Mount || !saves() {
+            return pid.stop(STOP_PATIENCE);
+        }
+        eprintln!("{} still saves what programs have written", process.name);
+    }
+    Ok(false)
 }
 
 fn remove_memory(local: &LocalCluster) -> Outcome<()> {
