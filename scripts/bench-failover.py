@@ -10,6 +10,8 @@ import argparse
 import json
 import os
 import platform
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -58,9 +60,23 @@ def until(found) -> None:
         time.sleep(0.05)
 
 
-def measure(program: Path, kills: int, stop: bool, top: Path) -> list[float]:
+def pid_of(cluster: Path, role: str) -> int:
+    return json.loads((cluster / "run" / f"{role}.pid").read_text().splitlines()[-1])["pid"]
+
+
+def leading_coordinator(cluster: Path) -> str:
+    """Of three, the one that listens."""
+    for role in ("coord-1", "coord-2", "coord-3"):
+        with socket.socket(socket.AF_UNIX) as door:
+            if door.connect_ex(str(cluster / "socket" / f"{role}.sock")) == 0:
+                return role
+    raise RuntimeError("no coordinator listens")
+
+
+def measure(program: Path, kills: int, stop: bool, coordinator: bool, top: Path) -> list[float]:
     cluster, mount = top / "w", top / "m"
-    weir(program, "up", "--dir", str(cluster), "--copies", "3", "--mount", str(mount))
+    etcd = ["--etcd", "3"] if coordinator else []
+    weir(program, "up", "--dir", str(cluster), "--copies", "3", "--mount", str(mount), *etcd)
     writer, longest = Writer(mount), []
     try:
         writer.start()
@@ -69,16 +85,20 @@ def measure(program: Path, kills: int, stop: bool, top: Path) -> list[float]:
             before = writer.written
             until(lambda: writer.written > before + 20)
             leader = next(node for node, state in copies(program, cluster).items() if state == "leads")
-            pid = json.loads((cluster / "run" / f"{leader}.pid").read_text())["pid"]
+            ended = [leader, leading_coordinator(cluster)] if coordinator else [leader]
+            ended = [pid_of(cluster, role) for role in ended]
+            # The copies report a leader that they have followed for ten seconds.
+            time.sleep(12 if stop else 0)
             writer.longest = 0.0
-            os.kill(pid, 19 if stop else 9)
+            for pid in ended:
+                os.kill(pid, signal.SIGSTOP if stop else signal.SIGKILL)
             before = writer.written
             until(lambda: writer.written > before + 20)
             longest.append(writer.longest)
             if stop:
-                os.kill(pid, 18)
-            else:
-                weir(program, "up", "--dir", str(cluster))
+                for pid in ended:
+                    os.kill(pid, signal.SIGCONT)
+            weir(program, "up", "--dir", str(cluster))
         writer.stops = True
         writer.join(60)
         for number in range(writer.written):
@@ -121,7 +141,7 @@ def measure_with_client(program: Path, kills: int, top: Path) -> list[float]:
             for writer in writers:
                 writer.longest = 0.0
             client.kill()
-            os.kill(json.loads((cluster / "run" / f"{leader}.pid").read_text())["pid"], 9)
+            os.kill(pid_of(cluster, leader), signal.SIGKILL)
             until(lambda: all(writer.written > n + 20 or writer.error for writer, n in zip(writers, before)))
             for writer in writers:
                 writer.stops = True
@@ -146,6 +166,7 @@ def main() -> int:
     parser.add_argument("weir", type=Path, help="the program")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--stop", action="store_true", help="stop the leader (SIGSTOP) instead: no connection ends")
+    parser.add_argument("--coordinator", action="store_true", help="the leading one of three coordinators ends with the leader")
     parser.add_argument("--client", action="store_true", help="kill a client with the leader; the other volume is measured")
     args = parser.parse_args()
     program = args.weir.resolve()
@@ -155,12 +176,13 @@ def main() -> int:
             if args.client:
                 done = measure_with_client(program, args.kills, Path(top))
             else:
-                done = measure(program, args.kills, args.stop, Path(top))
+                done = measure(program, args.kills, args.stop, args.coordinator, Path(top))
             found = sorted(done)
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     what = "and a client killed" if args.client else "stopped" if args.stop else "killed"
+    what = f"and coordinator {what}" if args.coordinator else what
     p99 = found[min(len(found) - 1, int(len(found) * 0.99))]
     print(f"leader {what} {len(found)} times: longest step p50 {statistics.median(found):.2f} s, p99 {p99:.2f} s, "
           f"max {found[-1]:.2f} s")

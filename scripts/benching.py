@@ -59,12 +59,12 @@ class Cluster:
         """Of the processes with such names, while they run."""
         total = 0
         for file in (self.dir / "run").glob(f"{names}.pid"):
-            stat = Path(f"/proc/{json.loads(file.read_text())['pid']}/stat").read_text().rsplit(")", 1)[1].split()
+            stat = Path(f"/proc/{json.loads(file.read_text().splitlines()[-1])['pid']}/stat").read_text().rsplit(")", 1)[1].split()
             total += int(stat[11]) + int(stat[12])
         return total / os.sysconf("SC_CLK_TCK")
 
     def pid(self, name: str) -> int:
-        return json.loads((self.dir / "run" / f"{name}.pid").read_text())["pid"]
+        return json.loads((self.dir / "run" / f"{name}.pid").read_text().splitlines()[-1])["pid"]
 
 
 def frame(number: int) -> bytes:

@@ -403,7 +403,7 @@ class Cluster:
         return until("a coordinator leads", lambda: next(filter(listens, (f"coord-{n}" for n in (1, 2, 3))), None))
 
     def kill(self, node: str) -> None:
-        pid = json.loads((self.dir / "run" / f"{node}.pid").read_text())["pid"]
+        pid = json.loads((self.dir / "run" / f"{node}.pid").read_text().splitlines()[-1])["pid"]
         os.kill(pid, signal.SIGKILL)
 
     def change_map(self, number: int) -> None:

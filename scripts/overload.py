@@ -5,7 +5,7 @@ Each load gets a fresh cluster on this machine's disk (six targets, 4+2), beside
   files     five files of 30 MB at once, written in random order in blocks of 512 bytes, synced and read back
   programs  three programs that write five such files each
   mounts    64 mounts with 16 writers each: random blocks of 4 KiB, synced now and then, verified on another mount;
-            all of Weir runs at the lowest priority, the busy loops at the normal one
+            all of Weir runs at the lowest priority, the busy loops, from the first write to the last, at the normal one
   stop      a storage process is stopped for two seconds while a program writes and syncs
 Prints what each took, what the logs say, and ends with status 1 if a byte is wrong, a call failed, the epoch of a group
 rose, the cluster was ever critical, or it is not idle soon after the load has ended.
@@ -45,12 +45,22 @@ class Cluster:
         self.mounts = [self.dir / "mnt"]
         self.mounts[0].mkdir()
         self.others: list[subprocess.Popen] = []
-        self.loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+        self.busy, self.loops = busy, []
         self.worst, self.ended = "healthy", threading.Event()
         self.run("up", "--mount", str(self.mounts[0]))
         self.epochs = self.group_epochs()
         self.watcher = threading.Thread(target=self.watch)
         self.watcher.start()
+
+    def load_machine(self) -> None:
+        loop = [sys.executable, "-c", "while True: pass"]
+        self.loops = [subprocess.Popen(loop) for _ in range(self.busy)]
+
+    def free_machine(self) -> None:
+        for loop in self.loops:
+            loop.kill()
+            loop.wait()
+        self.loops = []
 
     def start(self, *args: str, **how) -> subprocess.Popen:
         return subprocess.Popen(["nice", "-n", str(self.nice), str(self.program), *args], text=True, **how)
@@ -72,9 +82,12 @@ class Cluster:
     def watch(self) -> None:
         while not self.ended.wait(2):
             try:
-                state = self.status()["state"]
+                status = self.status()
             except (RuntimeError, ValueError):
                 continue  # the command itself was late
+            state = status["state"]
+            if state == "critical" and self.worst != "critical":
+                print("   ", *(t["text"] for t in status["troubles"] if t["severity"] == "critical"), sep="; ", flush=True)
             self.worst = state if state == "critical" or self.worst == "healthy" else self.worst
 
     def mount(self, number: int) -> Path:
@@ -94,7 +107,7 @@ class Cluster:
 
     def pids(self) -> dict[str, int]:
         found = (self.dir / "cluster" / "run").glob("*.pid")
-        return {path.stem: json.loads(path.read_text())["pid"] for path in found}
+        return {path.stem: json.loads(path.read_text().splitlines()[-1])["pid"] for path in found}
 
     def cpu_s(self) -> float:
         """Processor time of all of Weir's processes."""
@@ -127,9 +140,7 @@ class Cluster:
 
     def end(self, keep: bool) -> None:
         self.ended.set()
-        for loop in self.loops:
-            loop.kill()
-            loop.wait()
+        self.free_machine()
         for place, process in zip(self.mounts[1:], self.others):
             subprocess.run(["fusermount3", "-u", str(place)], capture_output=True)
             process.terminate()
@@ -166,6 +177,7 @@ def write_in_random_order(path: Path, seed: int) -> float:
 
 
 def files(cluster: Cluster, args) -> str:
+    cluster.load_machine()
     with ThreadPoolExecutor(5) as pool:
         took = list(pool.map(lambda n: write_in_random_order(cluster.mounts[0] / f"f{n}", n), range(5)))
     return f"fsync {min(took):.2f} to {max(took):.2f} s"
@@ -175,6 +187,7 @@ def programs(cluster: Cluster, args) -> str:
     code = "import overload, sys, pathlib\n" \
            "for n in range(5): print(overload.write_in_random_order(pathlib.Path(sys.argv[1] + str(n)), n))"
     where = {"cwd": Path(__file__).parent, "stdout": subprocess.PIPE, "text": True}
+    cluster.load_machine()
     begun = time.monotonic()
     running = [subprocess.Popen([sys.executable, "-c", code, str(cluster.mounts[0] / f"p{n}-")], **where)
                for n in range(3)]
@@ -202,10 +215,13 @@ def write_blocks(place: Path, number: int, until: float) -> tuple[list[float], d
 
 def mounts(cluster: Cluster, args) -> str:
     places = [cluster.mount(n) for n in range(args.mounts)]
-    until, count = time.monotonic() + args.seconds, args.mounts * args.writers
+    count = args.mounts * args.writers
+    cluster.load_machine()
+    until = time.monotonic() + args.seconds
     with ThreadPoolExecutor(count) as pool:
         writers = [pool.submit(write_blocks, places[n % args.mounts], n, until) for n in range(count)]
         done = [writer.result() for writer in writers]
+    cluster.free_machine()
     for n, (_, last) in enumerate(done):
         data = (places[(n + 1) % args.mounts] / f"w{n}").read_bytes()
         if any(data[block * 4096:(block + 1) * 4096] != content for block, content in last.items()):
@@ -216,6 +232,7 @@ def mounts(cluster: Cluster, args) -> str:
 
 
 def stop(cluster: Cluster, args) -> str:
+    cluster.load_machine()
     slowest = 0.0
     with open(cluster.mounts[0] / "f", "wb") as file:
         for name in sorted(name for name in cluster.pids() if name.startswith("storage"))[:3]:

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # These take a minute or more: they begin first.
-LONG = ["power", "posix", "replica", "trust", "coordinators", "crash_points", "cluster"]
+LONG = ["seeds", "power", "posix", "replica", "trust", "coordinators", "crash_points", "cluster"]
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
+# A panic and the lines of its message, up to the backtrace: printed again before the summary.
+PANIC = re.compile(r"^thread '.*' \(?.*panicked at .*\n(?:(?!stack backtrace:|note: ).*\n)*", re.MULTILINE)
+PANIC_CHARS = 4000
 FAILED = 101
 
 
@@ -77,9 +80,10 @@ def main():
             for result in RESULT.findall(done.stdout):
                 counts = [total + int(n) for total, n in zip(counts, result)]
             if done.returncode != 0:
-                failed.append(f"-p {program.package}, {program.name} (status {done.returncode})")
-    for name in failed:
-        print(f"error: test failed: {name}")
+                name = f"-p {program.package}, {program.name} (status {done.returncode})"
+                failed.append((name, "".join(PANIC.findall(done.stdout))[:PANIC_CHARS]))
+    for name, said in failed:
+        print(f"error: test failed: {name}\n{said}")
     seconds = time.monotonic() - begun
     print(
         f"test result: {'FAILED' if failed else 'ok'}. {counts[0]} passed; {counts[1]} failed; {counts[2]} ignored; "
