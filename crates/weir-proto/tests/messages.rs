@@ -189,7 +189,12 @@ fn no_method_number_is_used_twice() {
             let number: u16 = rest.split(' ').next().unwrap().parse().unwrap();
             let range = match module {
                 "coord" | "enrol" | "event" | "export" | "life" => 1..100,
-                "copies" if ["SetCopies", "KeepCopy", "CopyCaughtUp", "CopyLost"].contains(&name) => 1..100,
+                "copies"
+                    if ["SetCopies", "KeepCopy", "CopyCaughtUp", "CopyLost", "LeaderSilent"]
+                        .contains(&name) =>
+                {
+                    1..100
+                }
                 "condition" if name == "TroubleList" => 100..200,
                 "condition" => 1..100,
                 "copies" => 400..420,

@@ -19,7 +19,7 @@ macro_rules! for_every_message {
             news::{MapNews, MapChange, MemberAway}
             enrol::{TokenCreate, TokenMade, Enrol, Enrolled, RenewCertificate, IssueCertificate, GetEnrolment, Enrolment, Holder, TokenShown, TokenRevoke,
                 NodeRemove, RotateAuthority, CertificateKept}
-            copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalTruncate, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
+            copies::{SetCopies, KeepCopy, CopyCaughtUp, CopyLost, LeaderSilent, EpochRun, JournalEpochs, JournalAsk, JournalHeld, JournalTruncate, RecordHead, JournalAppend, JournalKept, JournalRight, StateFetch, StatePart}
             export::{ExportHead, ExportBegin, ExportBegun, ExportFetch, ExportSet, GetExports, ExportState, ExportMade}
             data::{Place, WriteFragment, HoldStripe, CommitStripe, DropPrepared, WriteOverlay, WriteOverlays, OverlayPart, OverlayWritten, MirrorOverlay, MirrorOverlays,
                 ReadCell, CellRead, ReadOverlays, OverlayExtent, OverlaysRead, StatCell, CellStat, MarkMissing,
@@ -56,7 +56,7 @@ macro_rules! for_every_message {
             map::{Node, Run, RunSeen, Target, Member, Group, GroupAt, Move, NamespaceEntry, NamespaceCopy, NamespaceCopies, Settings, RemovedNode, ClusterMap}
             version::{Program}
             watch::{GetMeters, Meters, Meter, MeterBucket, ListWaits, WaitsListed, WaitSeen, GetTop, Top, TopRow, GetHistory, GetFacts, Facts, Fact, SeriesRead, Collect, Collected, Answers, NodeAnswer, NodeReply}
-            frame::{Hello}
+            frame::{Hello, Through}
         )
     };
     ($check:ident: $($module:ident::{$($name:ident),*})*) => {
