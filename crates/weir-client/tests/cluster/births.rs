@@ -371,13 +371,13 @@ fn a_removal_lost_with_the_session_is_an_error() {
         small(&a, d, "f", b"bytes").await;
         a.sync_names(d).await.unwrap();
         lab.world().sleep(Duration::from_millis(100)).await;
-        lab.world().partition("a", "meta");
+        lab.cut_off("a");
         let before = a.status().asked;
         a.unlink(&root(), d, b"f").await.unwrap();
         assert_eq!(a.status().asked, before, "it was removed locally");
         lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
         same(&read_in(&b, d, "f").await.unwrap(), b"bytes");
-        lab.world().heal("a", "meta");
+        lab.let_back("a");
         assert_eq!(a.sync_names(d).await.unwrap_err().kind, ErrorKind::Io);
         let (count, named) = a.losses();
         assert!(count == 1 && named[0].what.contains("the removal of file"), "{named:?}");
@@ -417,13 +417,13 @@ fn a_file_lost_with_the_session_is_an_error_and_named() {
         let (a, b) = (client_after(&lab, "a", Some(1)).await, lab.client("b").await);
         let d = dir(&a, "d").await;
         ready(&lab, &a, d).await;
-        lab.world().partition("a", "meta");
+        lab.cut_off("a");
         let (h, second) = (create_in(&a, d, "lost").await, create_in(&a, d, "lost too").await);
         write(&a, h, 0, b"bytes").await;
         lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
         let all = b.readdir(&root(), d, 0, 1000, false).await.unwrap();
         assert!(all.entries.iter().all(|e| e.name.starts_with(b"first")));
-        lab.world().heal("a", "meta");
+        lab.let_back("a");
         assert_eq!(a.fsync(h).await.unwrap_err().kind, ErrorKind::Io);
         assert_eq!(a.write(second, 0, Bytes::from_static(b"x")).await.unwrap_err().kind, ErrorKind::Io);
         assert_eq!(a.flush(second).await.unwrap_err().kind, ErrorKind::Io);

@@ -277,3 +277,41 @@ fn calls_to_a_slow_node_are_not_relayed() {
         assert_eq!(read(&a, h, 0, expected.len()).await, expected);
     });
 }
+
+/// Both ends are well, and so is every other link.
+#[test]
+fn a_leader_behind_a_cut_link_is_reached_through_another_node() {
+    for way in [Way::There, Way::Back, Way::Both] {
+        Lab::new(140).run(6, |lab| async move {
+            let a = lab.client("a").await;
+            let (h, mut expected) = three_stripes(&a).await;
+            cut(&lab, "a", "meta", way);
+            let began = lab.world().now();
+            create(&a, "while it is cut").await;
+            let took = lab.world().now().since(began);
+            assert!(took <= Duration::from_secs(3), "{way:?}: {took:?}");
+            // The next ones do not wait, and no lease was lost.
+            for n in 0..50 {
+                let began = lab.world().now();
+                create(&a, &format!("n{n}")).await;
+                overwrite(&lab, &a, h, 2 + n % 7, &mut expected).await;
+                let took = lab.world().now().since(began);
+                assert!(took <= Duration::from_secs(1), "{way:?}: {took:?}");
+                lab.world().sleep(Duration::from_millis(400)).await;
+            }
+            lab.world().heal_all();
+            lab.world().sleep(Duration::from_secs(60)).await;
+            // The direct link is used again: the others are not needed any more.
+            (0..6).for_each(|n| cut(&lab, "a", &format!("s{n}"), Way::Both));
+            for n in 0..20 {
+                let began = lab.world().now();
+                create(&a, &format!("m{n}")).await;
+                let took = lab.world().now().since(began);
+                assert!(took <= Duration::from_millis(500), "{way:?}: {took:?}");
+                lab.world().sleep(Duration::from_secs(1)).await;
+            }
+            lab.world().heal_all();
+            assert_eq!(read(&a, h, 0, expected.len()).await, expected);
+        });
+    }
+}

@@ -100,11 +100,11 @@ fn a_removed_file_outlives_other_openers_in_a_new_session() {
         let of_a = create(&a, "f").await;
         write(&a, of_a, 0, &bytes).await;
         a.fsync(of_a).await.unwrap();
-        lab.world().partition("a", "meta");
+        lab.cut_off("a");
         lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
         let of_b = open(&b, "f", OpenMode::READ).await;
         b.unlink(&root(), ROOT, b"f").await.unwrap();
-        lab.world().heal("a", "meta");
+        lab.let_back("a");
         lab.world().sleep(Duration::from_secs(2)).await;
         close(&b, of_b).await;
         lab.world().sleep(Duration::from_secs(4)).await; // it would be swept
@@ -128,7 +128,7 @@ fn a_dead_writers_bytes_past_a_shared_end_never_show() {
             lab.env(&dies).tasks.spawn("a write that never ends", async move { drop(left.await) });
             lab.world().clock().sleep(Duration::from_micros(microseconds)).await;
             // Its bytes may get to the targets, but the leader gets no report; and it is not the last writer.
-            lab.world().partition(&dies, "meta");
+            lab.cut_off(&dies);
             write(&b, hb, 0, b"FIRST").await;
             lab.world().kill(&dies);
             lab.world().clock().sleep(Duration::from_secs(5)).await;
@@ -162,7 +162,7 @@ fn bytes_sent_after_a_close_are_recovered_from_a_dead_writer() {
                 a.fsync(h).await.unwrap();
                 expected.resize(expected.len() + 100, 0);
             }
-            lab.world().partition(&dies, "meta");
+            lab.cut_off(&dies);
             write(&a, h, expected.len(), &pattern(2, 0, STRIPE)).await;
             lab.env(&dies).tasks.spawn("a sync that never ends", async move { drop(a.fsync(h).await) });
             lab.world().sleep(Duration::from_millis(500)).await;
@@ -337,12 +337,12 @@ fn changes_lost_with_a_lease_are_not_sent_under_the_next_one() {
         let (cut_off, syncing) = (a.clone(), lab.env("a").tasks);
         syncing.spawn("fsync", async move { drop(cut_off.fsync(h).await) });
         lab.world().sleep(Duration::from_millis(100)).await;
-        lab.world().partition("a", "meta");
+        lab.cut_off("a");
         lab.world().sleep(Duration::from_secs(4)).await;
         let of_b = open(&b, "f", OpenMode::BOTH).await;
         write(&b, of_b, 3000, &kept).await;
         close(&b, of_b).await;
-        lab.world().heal("a", "meta");
+        lab.let_back("a");
         while a.losses().0 == 0 {
             lab.world().sleep(Duration::from_millis(10)).await;
         }

@@ -152,11 +152,11 @@ fn writes_waiting_under_a_lost_lock_are_not_written() {
             let waits = write(&a, ha, "stale");
             let others = async {
                 lab.world().clock().sleep(Duration::from_micros(delay * 60)).await;
-                lab.world().partition("a", "meta");
+                lab.cut_off("a");
                 assert_eq!(wait(&b, hb, 1).await.unwrap(), Locked::Granted);
                 write(&b, hb, "newer").await.unwrap();
                 b.fsync(hb).await.unwrap();
-                lab.world().heal("a", "meta");
+                lab.let_back("a");
             };
             let (waited, ()) = tokio::join!(waits, others);
             assert!(waited.as_ref().map_or_else(|e| e.kind == ErrorKind::Io, |_| delay > 0), "{waited:?}");

@@ -75,11 +75,11 @@ async fn try_content(c: &Client, name: &str) -> weir_proto::Result<Vec<u8>> {
 /// After this time `a` is cut off from the leader, which restarts, until it has given up waiting for `a`.
 async fn lose_session(lab: &Lab, after_us: u64) {
     lab.world().sleep(Duration::from_micros(after_us)).await;
-    lab.world().partition("meta", "a");
+    lab.cut_off("a");
     lab.kill_meta();
     lab.meta().await;
     lab.world().sleep(Duration::from_secs(10)).await;
-    lab.world().heal("meta", "a");
+    lab.let_back("a");
 }
 #[track_caller]
 fn same(got: &[u8], expected: &[u8]) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use weir_client::{ClientConfig, NoKernel};
 use weir_coord::Cluster;
+use weir_env::sim::DiskFaults;
 use weir_proto::data::{Place, ReadOverlays, StatTarget, WriteFragment, WriteOverlay, WriteOverlays};
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{CellId, Error, ErrorKind, FileId, Request, Seq};
@@ -83,6 +84,7 @@ fn a_busy_target_is_waited_for_and_not_suspected() {
         // After pauses that grow, until it answers something else: a few in a second.
         let refused = refused.load(SeqCst);
         assert!((5..200).contains(&refused), "{refused} calls were refused in 20 s");
+        assert_eq!(scattered::calls(&lab, "a").get("ReportTarget"), None, "the coordinator was asked");
         all_are_members(&lab, &before).await;
         same(&content(&lab.client("b").await, "f").await, &expected);
     });
@@ -139,6 +141,31 @@ fn data_waits_for_targets_that_are_slow_but_alive() {
         synced.unwrap();
         assert!(lab.world().now().since(begun) < 14 * SHORT, "soon after they are quick again");
         assert_eq!(a.losses().0, 0);
+        same(&content(&lab.client("b").await, "f").await, &expected);
+    });
+}
+
+/// Every request of their disks takes longer than a call may at first, and they complete one at a time.
+#[test]
+fn data_arrives_at_disks_that_need_longer_than_a_call() {
+    Lab::new(975).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a, "f").await;
+        let before = lab.observe().await.map().clone();
+        let delayed = |delay| {
+            let faults = DiskFaults { delay, ..DiskFaults::default() };
+            (0..6).for_each(|n| lab.world().set_disk_faults(&format!("s{n}"), faults));
+        };
+        delayed(Duration::from_secs(7));
+        let expected = pattern(1, 0, 2 * STRIPE + 100);
+        write(&a, h, 0, &expected).await;
+        let begun = lab.world().now();
+        a.fsync(h).await.unwrap();
+        let took = lab.world().now().since(begun);
+        assert!((14..180).contains(&took.as_secs()), "{took:?}");
+        assert_eq!(a.losses().0, 0);
+        delayed(Duration::ZERO);
+        all_are_members(&lab, &before).await;
         same(&content(&lab.client("b").await, "f").await, &expected);
     });
 }

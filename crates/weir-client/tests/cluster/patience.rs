@@ -127,20 +127,20 @@ fn a_disconnected_client_keeps_files_that_no_other_took() {
         let expected = pattern(1, 0, STRIPE + 500);
         let (kept, taken) = (create(&a, "kept").await, create(&a, "taken").await);
         write(&a, kept, 0, &expected).await;
-        lab.world().partition("meta", "a");
+        lab.cut_off("a");
         lab.world().sleep(LONG).await;
-        lab.world().heal("meta", "a");
+        lab.let_back("a");
         a.fsync(kept).await.unwrap();
         assert_eq!(a.losses().0, 0);
         same(&content(&b, "kept").await, &expected);
         // A file that another client opened meanwhile is lost, and named: the others' view counts.
         write(&a, taken, 0, &expected).await;
-        lab.world().partition("meta", "a");
+        lab.cut_off("a");
         lab.world().sleep(LONG).await;
         let hb = open(&b, "taken", OpenMode::BOTH).await;
         write(&b, hb, 0, &expected[..100]).await;
         close(&b, hb).await;
-        lab.world().heal("meta", "a");
+        lab.let_back("a");
         let e = a.fsync(taken).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::Io, "{e}");
         same(&content(&b, "taken").await[..100], &expected[..100]);

@@ -183,16 +183,11 @@ fn reserved_bytes_can_be_written_when_the_volume_is_full() {
         let (ha, hb) = (create(&a, v.root, "a").await, create(&b, v.root, "b").await);
         let kind = |done: Result<()>| done.unwrap_err().kind;
         assert_eq!(kind(a.fallocate(ha, Allocate::Extend, 0, 2 * LIMIT).await), ErrorKind::OverQuota);
-        assert_eq!(
-            kind(a.fallocate(ha, Allocate::Extend, 5, 10).await),
-            ErrorKind::Unsupported,
-            "there is a gap"
-        );
+        assert_eq!(kind(a.fallocate(ha, Allocate::Reserve, 5, 2 * LIMIT).await), ErrorKind::OverQuota);
         assert_eq!(used(&b, "v").await, 0);
         a.fallocate(ha, Allocate::Extend, 0, 4 * MIB).await.unwrap();
         a.fallocate(ha, Allocate::Extend, 4 * MIB, MIB).await.unwrap();
         a.fallocate(ha, Allocate::Reserve, 0, MIB).await.unwrap();
-        assert_eq!(kind(a.fallocate(ha, Allocate::Reserve, 0, 6 * MIB).await), ErrorKind::Unsupported);
         assert_eq!(used(&b, "v").await, 5 * MIB, "what is reserved counts at once");
         assert_eq!(fill(&b, hb, 0).await, LIMIT - 5 * MIB);
         assert_eq!(fill(&a, ha, 0).await, 5 * MIB);
@@ -218,6 +213,63 @@ fn reserved_bytes_can_be_written_when_the_volume_is_full() {
         assert_eq!(kind(a.fallocate(out, Allocate::Extend, 0, 1 << 45).await), ErrorKind::NoSpace);
         a.fallocate(out, Allocate::Extend, 0, MIB).await.unwrap();
     });
+}
+
+/// In a file with any holes: space that `fallocate` reserved can be written when others have filled the
+/// volume, by this client and by another one; the usage is never above the limit.
+#[test]
+fn reserved_space_can_be_written_for_each_layout() {
+    let layouts: [&[(u64, u64)]; 4] = [&[], &[(0, MIB)], &[(MIB, MIB)], &[(0, 100), (2 * MIB, 300_000)]];
+    let ranges = [(0, MIB), (MIB / 2, 2 * MIB), (2 * MIB, 2 * MIB), (4 * MIB, MIB)];
+    for shared in [false, true] {
+        Lab::new(90).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let mut n = 0;
+            for (layout, (offset, len)) in layouts.into_iter().flat_map(|l| ranges.map(|r| (l, r))) {
+                for how in [Allocate::Extend, Allocate::Reserve] {
+                    n += 1;
+                    let what = format!("{how:?} of {len} at {offset} of {layout:?}");
+                    let name = format!("v{n}");
+                    let v = volume(&a, &name, quota(LIMIT, 0)).await;
+                    let h = create(&a, v.root, "f").await;
+                    let mut size = 0;
+                    for (at, len) in layout {
+                        assert_eq!(write(&a, h, *at, &vec![5; *len as usize]).await.unwrap(), *len as usize);
+                        size = at + len;
+                    }
+                    let hb = if shared { Some(create(&b, v.root, "f").await) } else { None };
+                    a.fallocate(h, how, offset, len).await.unwrap();
+                    let other = create(&b, v.root, "fills").await;
+                    fill(&b, other, 0).await;
+                    b.release(other).await.unwrap();
+                    assert_eq!(used(&b, &name).await, LIMIT, "{what}: all of it is used, or reserved");
+                    let attr = a.lookup(&root(), v.root, b"f").await.unwrap().unwrap().attr;
+                    let grown = if how == Allocate::Extend { size.max(offset + len) } else { size };
+                    assert_eq!(attr.size, grown, "{what}");
+                    let half = len as usize / 2;
+                    assert_eq!(write(&a, h, offset, &vec![6; half]).await.unwrap(), half, "{what}");
+                    a.fsync(h).await.unwrap();
+                    let (c, hc) = match hb {
+                        Some(hb) => (&b, hb),
+                        None => {
+                            a.release(h).await.unwrap();
+                            (&b, b.open(&root(), attr.ino, OpenMode::BOTH).await.unwrap().handle)
+                        }
+                    };
+                    let rest = offset + half as u64;
+                    let written = write(c, hc, rest, &vec![7; len as usize - half]).await.unwrap();
+                    assert_eq!(written, len as usize - half, "{what}");
+                    c.release(hc).await.unwrap();
+                    assert_eq!(used(&b, &name).await, LIMIT, "{what}");
+                    // A truncation frees what was reserved past the end.
+                    let set = SetAttrs { size: Some(1000), ..SetAttrs::default() };
+                    b.setattr(&root(), attr.ino, None, set).await.unwrap();
+                    let taken = b.lookup(&root(), v.root, b"f").await.unwrap().unwrap().attr.allocated;
+                    assert!(taken <= 1000, "{what}: {taken}");
+                }
+            }
+        });
+    }
 }
 
 /// A hole that is punched counts no more and takes no space at any target, also at one that is away

@@ -368,7 +368,7 @@ fn movers_that_die_or_come_late_change_nothing() {
         late.fill(&stale, 0, Bytes::from(vec![0xee; STRIPE])).await.unwrap();
         // Another one dies in the middle.
         let dying = lab.client("dying").await;
-        lab.world().partition("late", "meta");
+        lab.cut_off("late");
         let begun = env.clock.now();
         let taken = loop {
             let mut taken = dying.take_recalls(8, Duration::from_secs(5)).await.unwrap();
@@ -386,7 +386,7 @@ fn movers_that_die_or_come_late_change_nothing() {
         a.write(h, STRIPE as u64, Bytes::from_static(b"newer")).await.unwrap();
         a.fsync(h).await.unwrap();
         // The first one wakes up and continues.
-        lab.world().heal("late", "meta");
+        lab.let_back("late");
         for stripe in 0..4 {
             let again = late.fill(&stale, (stripe * STRIPE) as u64, Bytes::from(vec![0xee; STRIPE])).await;
             assert!(again.is_err(), "stripe {stripe}");

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const BLOCK: usize = 512;
 
 /// Calls of a process by method, so far.
-fn calls(lab: &Lab, node: &str) -> BTreeMap<String, u64> {
+pub fn calls(lab: &Lab, node: &str) -> BTreeMap<String, u64> {
     let read = lab.env(node).watch.meters.read();
     let calls = read.into_iter().filter(|meter| meter.name == "weir_call_seconds");
     calls.map(|meter| (meter.label.1, meter.count)).collect()

@@ -584,10 +584,10 @@ fn writes_under_a_new_session_are_in_the_next_snapshot() {
             let mut now = pattern(1, 0, STRIPE + 5000);
             write(&a, h, 0, &now).await;
             a.fsync(h).await.unwrap();
-            lab.world().partition("a", "meta");
+            lab.cut_off("a");
             lab.world().sleep(Duration::from_secs(6)).await; // more than a lease term
             lab.world().slow_link("a", "meta", Duration::from_millis(100));
-            lab.world().heal("a", "meta");
+            lab.let_back("a");
             // Beside what the file had, or in the gap behind its end; in the stripe that holds it.
             let at = if far { now.len() + 20_000 } else { STRIPE + 100 };
             let new = pattern(2, at, 3000);

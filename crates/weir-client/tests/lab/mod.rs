@@ -6,6 +6,7 @@ pub mod files;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, KernelCache, NewVolume, NoKernel};
@@ -175,6 +176,8 @@ struct Inner {
     unknown: Arc<Mutex<Vec<u16>>>,
     /// By name of the storage node.
     refusals: Arc<Mutex<BTreeMap<String, Refusal>>>,
+    /// Storage nodes pass no bytes on to the metadata leader.
+    leader_alone: Arc<AtomicBool>,
     /// Where nodes are that have moved.
     moved: Mutex<BTreeMap<String, Vec<Addr>>>,
 }
@@ -199,6 +202,7 @@ impl Lab {
             home_has: Arc::default(),
             unknown: Arc::default(),
             refusals: Arc::default(),
+            leader_alone: Arc::default(),
             moved: Mutex::default(),
         }))
     }
@@ -216,6 +220,16 @@ impl Lab {
             lab.meta().await;
             work(lab).await;
         });
+    }
+
+    /// A client's link to the metadata leader is cut, and no storage node has one to offer.
+    pub fn cut_off(&self, client: &str) {
+        self.0.leader_alone.store(true, SeqCst);
+        self.world().partition(client, "meta");
+    }
+    pub fn let_back(&self, client: &str) {
+        self.world().heal(client, "meta");
+        self.0.leader_alone.store(false, SeqCst);
     }
 
     fn kv(&self, name: &str) -> SharedKv {
@@ -281,6 +295,11 @@ impl Lab {
         let (named, refusals) = (name.clone(), self.0.refusals.clone());
         let gate = Arc::new(Gate { name: named, refusals, ..Gate::default() });
         let server = serve(&env, &self.addrs(&name, n + 1), cluster.identity(), gate.clone()).await.unwrap();
+        let (destinations, alone) = (cluster.destinations(), self.0.leader_alone.clone());
+        server.pass_on(Arc::new(move |node: &str| match node {
+            "meta" if alone.load(SeqCst) => Err(Error::unavailable("no link to the leader")),
+            _ => destinations(node),
+        }));
         let (disk, index) = (DiskUuid([n + 1; 16]), self.kv(&name));
         let run = RunId(env.rng.next_u64());
         let history = weir_store::runs::begin(&index, run).await.unwrap();
