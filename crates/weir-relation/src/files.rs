@@ -62,6 +62,7 @@ impl Files {
     pub fn assign_range(&mut self, ino: InodeId, mover: SessionId, start: u64, range: ExtentOut) {
         let is_end = start == FINISH;
         self.apply(ino, if is_end { Event::EndAssigned { mover } } else { Event::RangeAssigned { mover } });
+        assert!(is_end || !self.overlaps(ino, start, range.end), "inode {ino}: {start} is assigned twice");
         let held = self.held.get_mut(&ino).expect("a mover has it now");
         let earlier = held.ranges.insert(start, range);
         assert!(earlier.is_none(), "inode {ino}: the range at {start} is assigned twice");
@@ -95,6 +96,13 @@ impl Files {
     pub fn ranges(&self, ino: InodeId) -> impl Iterator<Item = (u64, ExtentOut)> {
         let held = self.held.get(&ino).into_iter();
         held.flat_map(|held| held.ranges.iter().map(|(start, range)| (*start, *range)))
+    }
+    /// Whether a part of `start..end` is assigned.
+    pub fn overlaps(&self, ino: InodeId, start: u64, end: u64) -> bool {
+        // Assigned ranges do not overlap: the last one that begins before `end` ends last.
+        let held = self.held.get(&ino);
+        let last = held.and_then(|held| held.ranges.range(..end).next_back());
+        last.is_some_and(|(_, range)| range.end > start)
     }
     pub fn has_ranges(&self, ino: InodeId) -> bool {
         self.held.get(&ino).is_some_and(|held| !held.ranges.is_empty())

@@ -97,7 +97,8 @@ impl Plan<'_> {
         let facts = self.facts;
         let mut start = part.start;
         while start < part.end {
-            if let Some((_, out)) = facts.out.iter().find(|(s, out)| *s <= start && start < out.end) {
+            let next = facts.out.partition_point(|(s, _)| *s <= start);
+            if let Some((_, out)) = facts.out[..next].last().filter(|(_, out)| start < out.end) {
                 // Later writes over it are shipped after its report; the end of the file after them.
                 self.all_out &= out.mark >= part.newest;
                 self.held_up |= out.mark < part.newest;
@@ -109,7 +110,7 @@ impl Plan<'_> {
                 (self.all_out, self.work.settled) = (false, false);
                 return;
             }
-            let next_out = facts.out.iter().map(|(s, _)| *s).find(|s| *s > start).unwrap_or(u64::MAX);
+            let next_out = facts.out.get(next).map_or(u64::MAX, |(s, _)| *s);
             let most = if facts.in_parts { u64::MAX } else { EXTENT_MAX };
             let len = (part.end - start).min(most).min(next_out - start);
             if facts.evicted.iter().any(|(from, to)| *from < start + len && start < *to) {

@@ -326,7 +326,7 @@ impl ShipQueue {
 
     /// Whether a mover has a part of `start..end`.
     pub fn is_out(&self, ino: InodeId, start: u64, end: u64) -> bool {
-        self.files.ranges(ino).any(|(at, out)| at < end && start < out.end)
+        self.files.overlaps(ino, start, end)
     }
     /// The first change of size that home has not applied.
     pub(super) fn first_truncation(&self, ino: InodeId) -> u64 {

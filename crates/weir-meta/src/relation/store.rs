@@ -3,6 +3,7 @@ use super::record::{ReceiptRecord, RelationRecord, RelocationRecord};
 use crate::keys;
 use crate::namespace::evicted;
 use crate::record::Record;
+use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
 use weir_proto::{Error, InodeId, Result};
@@ -97,10 +98,11 @@ pub fn change_dirty(
     let before = dirty_of(txn, relation, ino)?;
     let mut after = before.clone();
     change(&mut after);
-    for (at, _) in before.iter().filter(|b| !after.iter().any(|a| a.0 == b.0)) {
+    let [before, after] = [before, after].map(BTreeMap::from_iter);
+    for at in before.keys().filter(|at| !after.contains_key(at)) {
         txn.delete(&keys::dirty(relation, ino, *at));
     }
-    for (at, range) in after.iter().filter(|a| !before.contains(a)) {
+    for (at, range) in after.iter().filter(|(at, range)| before.get(at) != Some(range)) {
         txn.put(&keys::dirty(relation, ino, *at), &range.to_value());
     }
     Ok(())
@@ -221,7 +223,11 @@ pub fn receipts_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Resul
     })
 }
 
-/// Adds a receipt; earlier ones no longer cover these bytes.
+/// A file may have so many receipts shorter than a block, and one more for each block of its length.
+const SHORT_RECEIPTS_MAX: u64 = 512;
+
+/// Adds a receipt; earlier ones no longer cover these bytes. If a file arrives in very many pieces, the
+/// receipts of the short ones are dropped: when it is complete, these bytes are shipped once more, together.
 pub fn add_receipt(
     txn: &mut dyn Txn,
     relation: RelationId,
@@ -229,10 +235,27 @@ pub fn add_receipt(
     offset: u64,
     receipt: ReceiptRecord,
 ) -> Result<()> {
-    remove_receipts(txn, relation, ino, offset, offset + receipt.len)?;
+    let mut short = remove_receipts(txn, relation, ino, offset, offset + receipt.len)?;
+    if receipt.len < RECEIPT_BLOCK {
+        short.count += 1;
+        if short.count > SHORT_RECEIPTS_MAX + short.file_end / RECEIPT_BLOCK {
+            let all = receipts_of(txn, relation, ino)?.into_iter();
+            all.filter(|(_, r)| r.len < RECEIPT_BLOCK)
+                .for_each(|(at, _)| txn.delete(&keys::receipt(relation, ino, at)));
+            return Ok(());
+        }
+    }
     txn.put(&keys::receipt(relation, ino, offset), &receipt.to_value());
     Ok(())
 }
+
+/// The receipts of a file that are shorter than a block, and the end of the last of all.
+#[derive(Default)]
+pub struct ShortReceipts {
+    count: u64,
+    file_end: u64,
+}
+
 /// Drops receipts of bytes that were written again, or are void.
 pub fn remove_receipts(
     txn: &mut dyn Txn,
@@ -240,23 +263,27 @@ pub fn remove_receipts(
     ino: InodeId,
     start: u64,
     end: u64,
-) -> Result<()> {
+) -> Result<ShortReceipts> {
+    let mut short = ShortReceipts::default();
     for (at, receipt) in receipts_of(txn, relation, ino)? {
         let receipt_end = at + receipt.len;
+        short.file_end = receipt_end;
         if receipt_end <= start || at >= end {
+            short.count += u64::from(receipt.len < RECEIPT_BLOCK);
             continue;
         }
         txn.delete(&keys::receipt(relation, ino, at));
         for (from, to) in [(at, start.min(receipt_end)), (end.max(at), receipt_end)] {
             if let Some((from, part)) = part_of(at, &receipt, from, to) {
+                short.count += u64::from(part.len < RECEIPT_BLOCK);
                 txn.put(&keys::receipt(relation, ino, from), &part.to_value());
             }
         }
     }
-    Ok(())
+    Ok(short)
 }
 pub fn trim_receipts(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, size: u64) -> Result<()> {
-    remove_receipts(txn, relation, ino, size, u64::MAX)
+    remove_receipts(txn, relation, ino, size, u64::MAX).map(drop)
 }
 
 /// The part of `from..to` that a receipt still covers: whole blocks of it.
@@ -284,4 +311,40 @@ pub fn is_proved(read: &dyn Read, relation: RelationId, ino: InodeId, from: u64,
         }
     }
     Ok(at >= to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use weir_kv::{Kv, MemoryKv};
+
+    /// In a file of many short pieces and one long one.
+    #[test]
+    fn receipts_of_short_pieces_have_a_bound() {
+        const PIECE: u64 = 512;
+        let (kv, relation, ino) = (MemoryKv::new(), RelationId(1), InodeId(7));
+        let long = ReceiptRecord { len: 2 * RECEIPT_BLOCK, sums: vec![1, 2] };
+        let mut most = 0;
+        kv.transact(&mut |txn| {
+            add_receipt(txn, relation, ino, 0, long.clone())?;
+            for n in 0..3000 {
+                let receipt = ReceiptRecord { len: PIECE, sums: vec![n as u32] };
+                add_receipt(txn, relation, ino, long.len + 2 * n * PIECE, receipt)?;
+                most = most.max(receipts_of(txn, relation, ino)?.len() as u64);
+            }
+            Ok(())
+        })
+        .unwrap();
+        assert!((SHORT_RECEIPTS_MAX..SHORT_RECEIPTS_MAX + 10).contains(&most), "{most}");
+        let mut body = |txn: &mut dyn Txn| {
+            assert!(is_proved(txn, relation, ino, 0, long.len)?, "the long one is kept");
+            // What is shipped once more, as one range.
+            let all = ReceiptRecord { len: 6000 * PIECE, sums: vec![3] };
+            add_receipt(txn, relation, ino, long.len, all)?;
+            assert!(is_proved(txn, relation, ino, 0, long.len + 6000 * PIECE)?);
+            assert_eq!(receipts_of(txn, relation, ino)?.len(), 2);
+            Ok(())
+        };
+        kv.transact(&mut body).unwrap();
+    }
 }
