@@ -223,10 +223,10 @@ pub fn receipts_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Resul
     })
 }
 
-/// A file may have so many receipts shorter than a block, and one more for each block of its length.
+/// The most receipts shorter than a block that a file may have, besides one for each block of its length.
 const SHORT_RECEIPTS_MAX: u64 = 512;
 
-/// Adds a receipt; earlier ones no longer cover these bytes. If a file arrives in very many pieces, the
+/// Adds a receipt; earlier ones no longer cover these bytes. If a file arrives in very many ranges, the
 /// receipts of the short ones are dropped: when it is complete, these bytes are shipped once more, together.
 pub fn add_receipt(
     txn: &mut dyn Txn,
@@ -318,18 +318,18 @@ mod tests {
     use super::*;
     use weir_kv::{Kv, MemoryKv};
 
-    /// In a file of many short pieces and one long one.
+    /// In a file of many short ranges and one long one.
     #[test]
-    fn receipts_of_short_pieces_have_a_bound() {
-        const PIECE: u64 = 512;
+    fn receipts_of_short_ranges_have_a_bound() {
+        const RANGE: u64 = 512;
         let (kv, relation, ino) = (MemoryKv::new(), RelationId(1), InodeId(7));
         let long = ReceiptRecord { len: 2 * RECEIPT_BLOCK, sums: vec![1, 2] };
         let mut most = 0;
         kv.transact(&mut |txn| {
             add_receipt(txn, relation, ino, 0, long.clone())?;
             for n in 0..3000 {
-                let receipt = ReceiptRecord { len: PIECE, sums: vec![n as u32] };
-                add_receipt(txn, relation, ino, long.len + 2 * n * PIECE, receipt)?;
+                let receipt = ReceiptRecord { len: RANGE, sums: vec![n as u32] };
+                add_receipt(txn, relation, ino, long.len + 2 * n * RANGE, receipt)?;
                 most = most.max(receipts_of(txn, relation, ino)?.len() as u64);
             }
             Ok(())
@@ -339,9 +339,9 @@ mod tests {
         let mut body = |txn: &mut dyn Txn| {
             assert!(is_proved(txn, relation, ino, 0, long.len)?, "the long one is kept");
             // What is shipped once more, as one range.
-            let all = ReceiptRecord { len: 6000 * PIECE, sums: vec![3] };
+            let all = ReceiptRecord { len: 6000 * RANGE, sums: vec![3] };
             add_receipt(txn, relation, ino, long.len, all)?;
-            assert!(is_proved(txn, relation, ino, 0, long.len + 6000 * PIECE)?);
+            assert!(is_proved(txn, relation, ino, 0, long.len + 6000 * RANGE)?);
             assert_eq!(receipts_of(txn, relation, ino)?.len(), 2);
             Ok(())
         };
