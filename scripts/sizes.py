@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Measures the shape of the code: functions, files, structs, comments, import circles, assertions.
+"""Measures the shape of the code: functions and their parameters, files, structs, types that are spread over files,
+circles by import and by method call, comments, assertions.
 
 Without arguments it prints one table for the workspace. With --check it compares each measure with its limit in
 scripts/sizes.toml and fails where one is exceeded. A measure that has become better lowers its limit with --tighten;
-no limit is ever raised.
+no limit is ever raised, and one that is not in that file is 0.
 
 It reads Rust without a compiler: comments and literals are blanked first, then braces are matched. Code under
 `#[cfg(test)]` and files of tests count for the names of tests only.
@@ -23,6 +24,10 @@ FUNCTION_LINES = 70
 FILE_LINES = 500
 STRUCT_FIELDS = 20
 CIRCLE_FILES = 3
+PARAMETERS = 6
+METHODS_OUTSIDE = 40
+# What a value of the type is called where its methods are called from another file of the same type.
+RECEIVER = r"(?:self|self\s*\.\s*0|me|this|inner|leader|node|cx|state|st|owner|core|world|client)"
 COMMENT_COLUMNS = 110
 COMMENT_LINES = 3
 TEST_NAME = 60
@@ -119,6 +124,26 @@ class Source:
                 else:
                     depth += 1 if mark[0] in "<({[" else -1
             yield found[1], fields
+
+    def parameters(self):
+        """Of each function with a body: its name, how many parameters it has without `self`, and how many are tuples."""
+        for found in re.finditer(r"\bfn\s+(\w+)\s*(?:<[^(]*?>)?\s*\(", self.code):
+            depth, end = 1, found.end()
+            while depth and (mark := re.compile(r"[()]").search(self.code, end)):
+                depth, end = depth + (1 if mark[0] == "(" else -1), mark.end()
+            parameters = [p.strip() for p in split(self.code[found.end() : end - 1])]
+            parameters = [p for p in parameters if p and not re.fullmatch(r"&?\s*(?:'\w+\s+)?(?:mut\s+)?self(?:\s*:.*)?", p, re.S)]
+            tuples = sum(bool(re.search(r":\s*&?\s*(?:'\w+\s+)?(?:mut\s+)?\((?!\s*\))", p)) for p in parameters)
+            yield found[1], len(parameters), tuples
+
+    def methods(self):
+        """Methods by the name of their type, of impls without and with a trait."""
+        for found in re.finditer(r"^\s*impl(?:<[^{]*?>)?\s+(?:[\w:]+(?:<[^{]*?>)?\s+for\s+)?(\w+)(?:<[^{]*?>)?[^{;]*\{", self.code, re.M):
+            body = self.code[found.end() : closing(self.code, found.end() - 1)]
+            yield found[1], set(re.findall(r"\bfn\s+(\w+)", body))
+
+    def defines(self):
+        return set(re.findall(r"\b(?:struct|enum|union)\s+(\w+)", self.code))
 
     def code_lines(self):
         return sum(1 for line in self.code.splitlines() if line.strip())
@@ -218,6 +243,43 @@ def strong(edges):
             yield part
 
 
+def split(text):
+    """The parts between the commas of a list that are in no brackets."""
+    depth, start = 0, 0
+    text = text.replace("->", "  ").replace("=>", "  ")
+    for at, mark in enumerate(text):
+        depth += (mark in "([{<") - (mark in ")]}>")
+        if mark == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def spread(sources):
+    """Of each type of a crate with methods in several files: the methods outside the file that defines it, and the largest
+    circle of files that call each other's methods, which no import shows."""
+    of_type, own = {}, {}
+    for source in sources:
+        for name in source.defines():
+            own.setdefault(name, source)
+        for name, methods in source.methods():
+            of_type.setdefault(name, {}).setdefault(source, set()).update(methods)
+    for name, files in of_type.items():
+        outside = sum(len(methods) for source, methods in files.items() if source is not own.get(name))
+        if len(files) < 2:
+            continue
+        home = {}
+        for source, methods in files.items():
+            for method in methods:
+                home.setdefault(method, set()).add(source)
+        edges = {source: set() for source in files}
+        for source in files:
+            for method in re.findall(r"\b" + RECEIVER + r"\s*\.\s*(\w+)(?:::<[^>]*>)?\(", source.code):
+                if len(home.get(method, ())) == 1:
+                    edges[source] |= home[method] - {source}
+        yield name, outside, max(strong(edges), key=len, default=())
+
+
 def across_crates(source):
     """`#[path]` of a file in another crate."""
     found = 0
@@ -258,13 +320,23 @@ def measure():
     found["names_with_old_words"], worst["names_with_old_words"] = len(old), old
     found["paths_into_another_crate"] = sum(across_crates(s) for s in every)
     crates = sorted({s.crate for s in sources})
-    circles = {c: circle([s for s in sources if s.crate == c]) for c in crates}
+    circles, scattered = {c: circle([s for s in sources if s.crate == c]) for c in crates}, []
     for crate, part in circles.items():
         files_of = sum(s.crate == crate for s in sources)
         if part:
             worst[f"circle {crate}"] = sorted("/".join(m) or "lib" for m in part)
         found[f"circle_{crate}"] = len(part)
         circles[crate] = (len(part), files_of)
+        by_call = [(name, outside, part) for name, outside, part in spread([s for s in sources if s.crate == crate])]
+        _, _, part = max(by_call, key=lambda found: len(found[2]), default=("", 0, ()))
+        found[f"call_circle_{crate}"] = len(part)
+        worst[f"call_circle_{crate}"] = [f"{n}: {len(p)}: {', '.join(sorted(name(s) for s in p))}" for n, _, p in by_call if p]
+        scattered += [(outside, f"{crate}: {n}") for n, outside, _ in by_call]
+    count("types_over_40_methods_outside_their_file", sorted(scattered), METHODS_OUTSIDE)
+    parameters = [(n, tuples, f"{name(s)}: {f}") for s in sources for f, n, tuples in s.parameters()]
+    count("functions_over_6_parameters", sorted((n, where) for n, _, where in parameters), PARAMETERS)
+    count("tuples_as_parameters", sorted((n, where) for _, n, where in parameters), 0)
+    found["tuples_as_parameters"] = sum(n for _, n, _ in parameters)
     checked = [s for s in sources if s.crate in CHECKED_CRATES]
     per_kloc = 1000 * sum(s.assertions() for s in checked) / sum(s.code_lines() for s in checked)
     shape = {
@@ -305,7 +377,7 @@ def main():
             print(f"{key} is {n}, its limit is {limits.get(key, 0)}; see scripts/sizes.py --worst {key}", file=sys.stderr)
         sys.exit(1 if over else 0)
     elif options.tighten:
-        lower = {k: min(n, limits.get(k, n)) for k, n in sorted(found.items()) if n}
+        lower = {k: min(n, limits[k]) for k, n in sorted(found.items()) if n and k in limits}
         text = "# What scripts/sizes.py may find at most. Each number only goes down: scripts/sizes.py --tighten.\n"
         LIMITS.write_text(text + "".join(f"{k} = {n}\n" for k, n in lower.items()))
     else:
