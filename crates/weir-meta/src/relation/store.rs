@@ -338,7 +338,7 @@ mod tests {
         assert!((SHORT_RECEIPTS_MAX..SHORT_RECEIPTS_MAX + 10).contains(&most), "{most}");
         let mut body = |txn: &mut dyn Txn| {
             assert!(is_proved(txn, relation, ino, 0, long.len)?, "the long one is kept");
-            // What is shipped once more, as one range.
+            // All of them are shipped once more, as one range.
             let all = ReceiptRecord { len: 6000 * RANGE, sums: vec![3] };
             add_receipt(txn, relation, ino, long.len, all)?;
             assert!(is_proved(txn, relation, ino, 0, long.len + 6000 * RANGE)?);
