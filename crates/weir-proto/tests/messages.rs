@@ -20,6 +20,7 @@ const ROUNDS: usize = 10_000;
 
 /// Decoding is one to one: bytes that are accepted are those that the value is encoded to. And it takes
 /// memory in proportion to the received bytes, with any lengths in them.
+#[inline(never)]
 fn survives<T: Wire>(name: &str, bytes: &[u8]) {
     let mut decoded = None;
     let taken = counting::peak_bytes(|| decoded = T::from_bytes(bytes).ok());
@@ -33,6 +34,7 @@ fn survives<T: Wire>(name: &str, bytes: &[u8]) {
     }
 }
 
+#[inline(never)]
 fn survives_random_bytes<T: Wire>(name: &str) {
     let mut dice = Dice::for_name(name);
     for _ in 0..ROUNDS {
@@ -44,6 +46,7 @@ fn survives_random_bytes<T: Wire>(name: &str) {
     }
 }
 
+#[inline(never)]
 fn survives_mutated_messages<T: Wire>(name: &str) {
     let mut dice = Dice::for_name(name);
     for _ in 0..ROUNDS / 500 {
@@ -56,6 +59,7 @@ fn survives_mutated_messages<T: Wire>(name: &str) {
     }
 }
 
+#[inline(never)]
 fn is_decoded_as_it_was_encoded<T: Wire + PartialEq + std::fmt::Debug>(name: &str) {
     let mut dice = Dice::for_name(name);
     let mut seen = 0;
@@ -151,6 +155,7 @@ fn declared(source: &str) -> impl Iterator<Item = &str> {
 
 thread_local!(static LISTED: std::cell::RefCell<std::collections::BTreeSet<String>> = Default::default());
 
+#[inline(never)]
 fn note<T: Wire>(name: &str) {
     let _ = T::from_bytes(&[]);
     LISTED.with_borrow_mut(|listed| listed.insert(name.to_owned()));
