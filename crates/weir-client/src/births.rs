@@ -18,7 +18,7 @@ use weir_proto::births::{
 };
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
-use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
 /// The delay of a report: a program that writes small files has closed them by then.
 const DELAY: Duration = Duration::from_millis(2);
@@ -272,7 +272,8 @@ impl Inner {
     fn lose_birth(&self, dir: InodeId, unborn: &Unreported, why: &Error) {
         let ino = unborn.inode.ino;
         let name = String::from_utf8_lossy(&unborn.name).into_owned();
-        let e = Error::io(format!("file {ino} ({name:?}) was not made durable: {}", why.context));
+        let what = format!("file {ino} ({name:?}) was not made durable");
+        let e = why.clone().of_kind(ErrorKind::Io).doing(what);
         self.note_loss(ino, &e);
         self.tables.births.lock().note_lost(dir, e.clone());
         let mut st = unborn.inode.lock();

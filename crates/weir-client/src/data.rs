@@ -345,7 +345,8 @@ impl Data {
     /// Reports to the coordinator that a target did not answer; waits for its verdict. For a caller that will
     /// ask other members. True: it was evaluated.
     pub async fn report_only(&self, place: Place, why: &Error) -> bool {
-        let reported = self.cluster.report_target(place.target, place.group, place.epoch, &why.context).await;
+        let reported =
+            self.cluster.report_target(place.target, place.group, place.epoch, &why.to_string()).await;
         if let Err(e) = &reported {
             tracing::debug!(target_id = %place.target, "not reported to the coordinator: {why}: {e}");
         }
@@ -411,15 +412,13 @@ impl Data {
                 continue;
             }
             if view.group().is_lost() {
-                return Err(Error::damaged(too_few(s, current).context));
+                return Err(too_few(s, current).of_kind(ErrorKind::Damaged));
             }
             let left = self.left(self.enough_until(&view, s));
             if left.is_zero() {
-                let Error { kind, context } = too_few(s, current);
-                return Err(Error {
-                    kind,
-                    context: format!("{context}; not there: {}", view.missing_names()),
-                });
+                let e = too_few(s, current);
+                let context = format!("{}; not there: {}", e.context, view.missing_names());
+                return Err(Error { context, ..e });
             }
             waiting.replace(self.waits.begin(awaited(s, &view)));
             self.wait_newer(view.map_version(), left).await;

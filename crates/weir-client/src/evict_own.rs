@@ -82,7 +82,7 @@ impl Inner {
             }
         }
         self.try_evict_own(cred, inode, from, to).await.map_err(|e| match e.kind {
-            ErrorKind::Stale => Error::name(NameRule::Busy, e.context),
+            ErrorKind::Stale => e.of_kind(ErrorKind::Name(NameRule::Busy)),
             _ => e,
         })
     }

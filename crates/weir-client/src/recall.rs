@@ -20,7 +20,7 @@ use weir_proto::recall::{
     AwaitRecall, Evict, Evicted, EvictedRanges, EvictionLevel, Filled, GetEviction, GetTierState, Learned,
     RecallFailed, RecallId, RecallWork, SetMarks, SetPinned, TakeRecalls, TierState, WantRecall,
 };
-use weir_proto::{Error, InodeId, Result, Version};
+use weir_proto::{Error, ErrorKind, InodeId, Result, Version};
 use weir_watch::{Object, Reason};
 
 /// The wait of one request for the state of bytes; then it is asked again, so a failover of the leader
@@ -167,7 +167,7 @@ impl Inner {
                     wait.holder(&waited.why);
                     why = waited.why;
                 }
-                Err(e) => return Err(Error::io(format!("{doing}: {e}"))),
+                Err(e) => return Err(e.of_kind(ErrorKind::Io).doing(doing)),
             }
         }
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use weir_proto::births::{Removal, RemoveMany};
 use weir_proto::meta::{Attr, Cred, LeaseKind, Time};
 use weir_proto::volume::TRASH;
-use weir_proto::{Error, InodeId};
+use weir_proto::{Error, ErrorKind, InodeId};
 
 const STICKY: u32 = 0o1000;
 
@@ -134,8 +134,8 @@ impl Inner {
     pub fn lose_removal(&self, dir: InodeId, unreported: &Unreported, why: &Error) {
         let ino = unreported.inode.ino;
         let name = String::from_utf8_lossy(&unreported.name).into_owned();
-        let e =
-            Error::io(format!("the removal of file {ino} ({name:?}) was not made durable: {}", why.context));
+        let what = format!("the removal of file {ino} ({name:?}) was not made durable");
+        let e = why.clone().of_kind(ErrorKind::Io).doing(what);
         self.note_loss(ino, &e);
         self.tables.births.lock().note_lost(dir, e);
         end_removal(&mut unreported.inode.lock());

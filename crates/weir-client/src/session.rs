@@ -251,7 +251,8 @@ impl Session {
             .map_err(|e: Error| match e.kind {
                 // Returned to a program, this would mean that its file does not exist.
                 ErrorKind::NotFound => {
-                    Error::damaged(format!("{}; the namespace was given up: mount again", e.context))
+                    let context = format!("{}; the namespace was given up: mount again", e.context);
+                    Error { kind: ErrorKind::Damaged, context, ..e }
                 }
                 _ => e,
             })
@@ -264,7 +265,7 @@ impl Session {
         if !held.is_empty() {
             self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
                 // It ended before any request under it: the next try opens another one.
-                ErrorKind::Stale => Error::unavailable(e.context).doing("name what is open"),
+                ErrorKind::Stale => e.of_kind(ErrorKind::Unavailable).doing("name what is open"),
                 _ => e.doing("name what is open"),
             })?;
         }
@@ -468,7 +469,7 @@ impl Session {
             _ => return Err(e),
         };
         if !retry.has_time() {
-            return Err(Error::deadline(format!("the metadata leader did not answer in time: {e}")));
+            return Err(e.of_kind(ErrorKind::Deadline).doing("the metadata leader did not answer in time"));
         }
         let pause = retry.next_pause().max(busy).min(self.left(deadline));
         self.env.clock.sleep(pause).await;

@@ -167,10 +167,10 @@ impl Client {
             let map = self.inner.data.cluster.map();
             if map.level < LEVEL_OF_FLOORS && members > 0 {
                 return Err(Error::unsupported(format!(
-                    "the cluster is at level {}, volumes have write floors from level {LEVEL_OF_FLOORS} on; hint: \
-                     `weir upgrade finish`",
+                    "the cluster is at level {}, volumes have write floors from level {LEVEL_OF_FLOORS} on",
                     map.level
-                )));
+                ))
+                .hint("`weir upgrade finish`"));
             }
             let scheme = volume.policy.scheme.unwrap_or(map.settings.scheme);
             let (least, most) = (usize::from(scheme.data), scheme.width());

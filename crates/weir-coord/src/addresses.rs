@@ -17,9 +17,10 @@ pub fn announced(listens: &Addr, here: Option<IpAddr>, own: &[IpAddr]) -> Result
     ips.retain(|ip| at.is_ipv6() || ip.is_ipv4());
     if ips.is_empty() {
         return Err(Error::invalid(format!(
-            "this node listens on {listens}, but this host reaches the coordinator from {here}: others could not use the address; \
-             hint: --listen tcp:[::]:PORT takes both kinds, --listen tcp:ADDRESS:PORT an address of this host"
-        )));
+            "this node listens on {listens}, but this host reaches the coordinator from {here}: others \
+             could not use the address"
+        ))
+        .hint("--listen tcp:[::]:PORT takes both kinds, --listen tcp:ADDRESS:PORT an address of this host"));
     }
     Ok(ips.into_iter().map(|ip| Addr::Tcp(SocketAddr::new(ip, at.port()))).collect())
 }
@@ -29,9 +30,10 @@ pub fn check_announced(node: &str, addr: &str) -> Result<()> {
     let addr: Addr = addr.parse().map_err(|e| Error::invalid(format!("node {node:?}: {e}")))?;
     match addr {
         Addr::Host(_, 0) => Err(Error::invalid(format!("node {node:?} announces {addr}, which has no port"))),
-        Addr::Tcp(at) if at.ip().is_unspecified() || at.port() == 0 => Err(Error::invalid(format!(
-            "node {node:?} announces {addr}, which no other host can reach; hint: --listen tcp:ADDRESS:PORT with an address of its host"
-        ))),
+        Addr::Tcp(at) if at.ip().is_unspecified() || at.port() == 0 => {
+            Err(Error::invalid(format!("node {node:?} announces {addr}, which no other host can reach"))
+                .hint("--listen tcp:ADDRESS:PORT with an address of its host"))
+        }
         _ => Ok(()),
     }
 }
@@ -82,7 +84,7 @@ mod tests {
             let found: Vec<String> = found.unwrap_or_default().iter().map(Addr::to_string).collect();
             assert_eq!(found, expected, "{listens} from {here:?}");
         }
-        assert!(check_announced("n", "tcp:[::]:7").unwrap_err().context.contains("--listen"));
+        assert!(check_announced("n", "tcp:[::]:7").unwrap_err().to_string().contains("--listen"));
         assert!(
             check_announced("n", "tcp:10.0.0.5:0").is_err() && check_announced("n", "tcp:10.0.0.5:7").is_ok()
         );

@@ -69,8 +69,9 @@ impl Certified {
         match self.maps.borrow().level {
             LEVEL_OF_STEPS.. => Ok(()),
             level => Err(Error::unsupported(format!(
-                "the authority of a cluster of level {level} cannot be replaced; hint: `weir upgrade finish` raises the level"
-            ))),
+                "the authority of a cluster of level {level} cannot be replaced"
+            ))
+            .hint("`weir upgrade finish` raises the level")),
         }
     }
 
@@ -173,10 +174,8 @@ fn certificate_of(call: &Call) -> Result<Certificate> {
 fn check_kind(map: &ClusterMap, name: &str, roles: &[Role]) -> Result<()> {
     let known = map.nodes.iter().find(|node| node.name == name);
     let Some(known) = known.filter(|node| roles != [node.role]) else { return Ok(()) };
-    Err(Error::exists(format!(
-        "the name {name:?} belongs to a {} of this cluster; hint: choose another name (--name)",
-        Sender::from(known.role)
-    )))
+    Err(Error::exists(format!("the name {name:?} belongs to a {} of this cluster", Sender::from(known.role)))
+        .hint("choose another name (--name)"))
 }
 
 /// An operator admits and removes mounts; only administrators admit other nodes.
@@ -184,7 +183,7 @@ fn may_admit(by: Proved, roles: &[Role]) -> Result<()> {
     if by.role() != Some(Role::Operator) || roles.iter().all(|role| *role == Role::Mount) {
         return Ok(());
     }
-    Err(Error::denied("an operator admits and removes mounts only; hint: ask an administrator"))
+    Err(Error::denied("an operator admits and removes mounts only").hint("ask an administrator"))
 }
 
 fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> Handled {
@@ -193,9 +192,9 @@ fn later<T: Wire>(answer: impl Future<Output = Result<T>> + Send + 'static) -> H
 
 /// The answer of a cluster without an authority.
 pub(crate) fn no_certificates() -> Error {
-    Error::unsupported(
-        "this cluster has no certificates; hint: its coordinator gets an authority when it listens beyond this machine \
-         (`weir init`, or `weir coord --listen tcp:ADDRESS:PORT`)",
+    Error::unsupported("this cluster has no certificates").hint(
+        "its coordinator gets an authority when it listens beyond this machine (`weir init`, or `weir \
+         coord --listen tcp:ADDRESS:PORT`)",
     )
 }
 
@@ -212,7 +211,7 @@ mod tests {
         let (id, role, program) = (NodeId(1), Role::Storage, Program::this());
         let known = Node { id, name, role, host, addrs: vec![], up: false, program };
         let map = ClusterMap { nodes: vec![known], ..ClusterMap::absent() };
-        let refused = |roles: &[Role]| check_kind(&map, "s1", roles).err().map(|e| e.context);
+        let refused = |roles: &[Role]| check_kind(&map, "s1", roles).err().map(|e| e.to_string());
         assert_eq!(refused(&[Role::Storage]), None, "it joins again");
         assert_eq!(check_kind(&map, "s2", &[Role::Meta]), Ok(()));
         for roles in [&[Role::Meta][..], &[Role::Mover], &[Role::Storage, Role::Meta]] {

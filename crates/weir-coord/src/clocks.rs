@@ -87,10 +87,11 @@ pub fn check(name: &str, ahead_ms: i64) -> Result<()> {
         return Ok(());
     }
     Err(Error::denied(format!(
-        "the clock of {name}'s machine is {} of the coordinator's: files would get wrong times, and snapshots and trash end \
-         at a wrong age; hint: set the wrong one of the two (`timedatectl`), and have NTP keep it",
+        "the clock of {name}'s machine is {} of the coordinator's: files would get wrong times, and \
+         snapshots and trash end at a wrong age",
         shown(ahead_ms)
-    )))
+    ))
+    .hint("set the wrong one of the two (`timedatectl`), and have NTP keep it"))
 }
 
 /// The nodes' reports. Kept in memory: each node reports again.
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(ahead_ms(WallTime(i64::MAX), WallTime(i64::MAX), WallTime(i64::MIN)), 18_446_744_073_709);
         assert!(check("m1", 300_000).is_ok() && check("m1", -300_001).is_err());
         let refused = check("m1", 400_000).unwrap_err();
-        assert!(refused.context.contains("400 s ahead") && refused.context.contains("hint: "), "{refused:?}");
+        assert!(refused.context.contains("400 s ahead") && refused.hint.is_some(), "{refused:?}");
     }
 
     #[test]

@@ -140,10 +140,11 @@ impl Cluster {
         let map = first_map(env, &coordinator, patience).await?;
         if !identity.join(map.cluster) {
             return Err(Error::denied(format!(
-                "the coordinator leads cluster {}, not {}; hint: correct its address or the cluster id",
+                "the coordinator leads cluster {}, not {}",
                 map.cluster,
                 identity.cluster().unwrap_or_default()
-            )));
+            ))
+            .hint("correct its address or the cluster id"));
         }
         if let Some(trust) = &who.trust {
             trust.follow(&map.removed, &map.authorities);
@@ -514,9 +515,10 @@ impl Shared {
         let addrs = addrs_in_order(&node.addrs, crate::decide::is_same_host(&node.host, &self.who.host));
         if addrs.is_empty() {
             return Err(Error::unavailable(format!(
-                "node {:?} announces no address that this host can reach; hint: start it with --listen tcp:ADDRESS:PORT",
+                "node {:?} announces no address that this host can reach",
                 node.name
-            )));
+            ))
+            .hint("start it with --listen tcp:ADDRESS:PORT"));
         }
         let (name, role) = (Some(node.name.clone()), Some(node.role));
         Ok(Whereabouts { addrs, name, role, through: Vec::new() })

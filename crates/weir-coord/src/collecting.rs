@@ -155,7 +155,7 @@ fn answer(name: &str, role: Role, reply: Result<NodeReply>) -> NodeAnswer {
             name: name.to_owned(),
             role,
             process: 0,
-            failure: e.context,
+            failure: e.to_string(),
             body: Default::default(),
         },
     }

@@ -171,7 +171,7 @@ impl Office {
         self.change(|record, now| {
             record.tokens.retain(|token| token.until > now);
             if record.tokens.len() >= TOKENS_MAX {
-                return Err(Error::invalid(format!("there are {TOKENS_MAX} tokens; hint: revoke some")));
+                return Err(Error::invalid(format!("there are {TOKENS_MAX} tokens")).hint("revoke some"));
             }
             record.tokens.push(token);
             Ok(())
@@ -186,7 +186,7 @@ impl Office {
         self.change(|record, _| {
             let at = record.tokens.iter().position(|token| token.id() == id);
             let at = at.ok_or_else(|| {
-                Error::not_found(format!("there is no token {id:?}; hint: `weir token list` shows all"))
+                Error::not_found(format!("there is no token {id:?}")).hint("`weir token list` shows all")
             })?;
             check(&record.tokens[at].roles)?;
             record.tokens.remove(at);
@@ -251,7 +251,7 @@ impl Office {
         self.change(|record, _| {
             let held = record.holders.iter_mut().find(|held| held.name == name && !held.removed);
             let held = held.ok_or_else(|| {
-                Error::not_found(format!("there is no node {name:?}; hint: `weir node list` shows all"))
+                Error::not_found(format!("there is no node {name:?}")).hint("`weir node list` shows all")
             })?;
             check(&held.roles)?;
             held.removed = true;
@@ -329,8 +329,9 @@ fn rotate(record: &mut Record, new: KeptAuthority, skip: bool, now: u64) -> Resu
     match (record.rotation, skip) {
         (Rotation::None, true) => {
             return Err(Error::invalid(
-                "the authority is not being replaced, so no step of that can be skipped; hint: `weir ca rotate` begins it",
-            ));
+                "the authority is not being replaced, so no step of that can be skipped",
+            )
+            .hint("`weir ca rotate` begins it"));
         }
         (Rotation::None, false) => {
             record.authorities.push(new);
@@ -458,7 +459,7 @@ fn use_token(
     now: u64,
 ) -> Result<Vec<Role>> {
     let refused = |why: &str| {
-        Error::denied(format!("the token is refused: {why}; hint: `weir token create` makes a new one"))
+        Error::denied(format!("the token is refused: {why}")).hint("`weir token create` makes a new one")
     };
     let token = record.tokens.iter_mut().find(|token| token.checksum == checksum);
     let token = token.ok_or_else(|| refused("this cluster does not know it, or has revoked it"))?;
@@ -501,9 +502,8 @@ fn renewed(record: &mut Record, name: &str, now: u64) -> Result<Grant> {
 /// Assigns the name to a new holder.
 fn hold(record: &mut Record, name: &str, roles: Vec<Role>, from: &str, now: u64) -> Result<Grant> {
     if record.holders.iter().any(|held| held.name == name && !held.removed && held.until > now) {
-        return Err(Error::exists(format!(
-            "a node {name:?} has a certificate already; hint: choose another name (--name), or `weir node remove {name}` first"
-        )));
+        return Err(Error::exists(format!("a node {name:?} has a certificate already"))
+            .hint(format!("choose another name (--name), or `weir node remove {name}` first")));
     }
     record.last_serial += 1;
     record.holders.retain(|held| held.name != name);
@@ -579,7 +579,9 @@ mod tests {
     fn a_rotation_goes_on_without_nodes_that_are_skipped() {
         let mut record = with_nodes();
         let new = kept(&Authority::found(ClusterId([7; 16]), NOW).unwrap());
-        assert!(rotate(&mut record, new.clone(), true, NOW).unwrap_err().context.contains("weir ca rotate"));
+        assert!(
+            rotate(&mut record, new.clone(), true, NOW).unwrap_err().to_string().contains("weir ca rotate")
+        );
         rotate(&mut record, new.clone(), false, NOW).unwrap();
         rotate(&mut record, new.clone(), true, NOW).unwrap();
         assert_eq!(record.rotation, Rotation::Signing);
@@ -627,7 +629,7 @@ mod tests {
         let mut record = Record::default();
         let mut hold = |name: &str, now| hold(&mut record, name, vec![Role::Mount], "here", now);
         assert_eq!(hold("n1", NOW).unwrap().serial, 1);
-        assert!(hold("n1", NOW + 1).unwrap_err().context.contains("weir node remove n1"));
+        assert!(hold("n1", NOW + 1).unwrap_err().to_string().contains("weir node remove n1"));
         assert_eq!(hold("n2", NOW).unwrap().serial, 2);
         assert_eq!(hold("n1", NOW + LIFE_S).unwrap().serial, 3, "the first certificate is over");
         record.holders[1].removed = true;

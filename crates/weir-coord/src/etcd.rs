@@ -127,9 +127,8 @@ impl Etcd {
     /// Reads the files of the configuration; sends no request yet.
     pub fn open(env: &Env, config: &EtcdConfig) -> Result<Arc<Etcd>> {
         if config.endpoints.is_empty() {
-            return Err(Error::invalid(
-                "no endpoint of etcd is named; hint: coord.store = \"etcd:http://HOST:2379\"",
-            ));
+            return Err(Error::invalid("no endpoint of etcd is named")
+                .hint("coord.store = \"etcd:http://HOST:2379\""));
         }
         let http = Http::new(env, config)?;
         Ok(Etcd::through(env, config, Arc::new(http)))
@@ -294,10 +293,8 @@ impl Etcd {
                 return Ok(Some(whole));
             }
         }
-        Err(Error::damaged(format!(
-            "parts of {}key/{key} are missing in etcd; hint: restore etcd from a snapshot",
-            self.prefix
-        )))
+        Err(Error::damaged(format!("parts of {}key/{key} are missing in etcd", self.prefix))
+            .hint("restore etcd from a snapshot"))
     }
 }
 
@@ -419,7 +416,7 @@ impl Store for Etcd {
 fn lease_of(e: Error, lease: Option<LeaseId>) -> Error {
     match lease {
         Some(lease) if e.kind == ErrorKind::NotFound => no_lease(lease),
-        None if e.kind == ErrorKind::NotFound => Error::unavailable(e.context),
+        None if e.kind == ErrorKind::NotFound => e.of_kind(ErrorKind::Unavailable),
         _ => e,
     }
 }

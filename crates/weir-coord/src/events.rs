@@ -312,8 +312,8 @@ fn mark(log: &mut EventLog, asked: &MarkEvents, now_s: u64) -> Result<()> {
             let lasting = log.events.iter_mut().filter(|event| event.cleared_s == 0);
             let mut meant = lasting.filter(|e| is_meant(&e.trouble.code, &e.trouble.about)).peekable();
             if meant.peek().is_none() {
-                let hint = "`weir events` lists those that last";
-                return Err(Error::not_found(format!("no event {code} {about} lasts now; hint: {hint}")));
+                return Err(Error::not_found(format!("no event {code} {about} lasts now"))
+                    .hint("`weir events` lists those that last"));
             }
             meant.for_each(|event| event.acknowledged_s = now_s.max(1));
         }

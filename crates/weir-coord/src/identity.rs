@@ -55,7 +55,7 @@ pub fn format_target(disk: &dyn Disk, dir: &Path, identity: &TargetIdentity) -> 
 pub fn read_identity(disk: &dyn Disk, dir: &Path) -> Result<Option<TargetIdentity>> {
     let path = dir.join(IDENTITY_FILE);
     let found = text::bytes(disk, &path)?.map(|bytes| TargetIdentity::from_text(&bytes));
-    found.transpose().map_err(|e| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
+    found.transpose().map_err(|e| text::if_damaged(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
 }
 
 /// Checks a directory before it is served. `known`: the disk that was found here earlier, if any.
@@ -67,17 +67,19 @@ pub fn check_target(
 ) -> Result<TargetIdentity> {
     let at = dir.display();
     if !disk.exists(dir) {
-        return Err(Error::not_found(format!(
-            "target directory {at} does not exist; hint: mount its file system, or correct the path"
-        )));
+        return Err(Error::not_found(format!("target directory {at} does not exist"))
+            .hint("mount its file system, or correct the path"));
     }
     let found = match (read_identity(disk, dir)?, known) {
         (Some(found), _) => found,
         (None, Some(known)) => {
             return Err(Error::not_found(format!(
-                "{at} was target {known}, but there is no {IDENTITY_FILE} in it now; hint: its file system may not be \
-                 mounted; if the disk is lost, `weir target replace` makes an empty directory this target's"
-            )));
+                "{at} was target {known}, but there is no {IDENTITY_FILE} in it now"
+            ))
+            .hint(
+                "its file system may not be mounted; if the disk is lost, `weir target replace` makes an \
+                 empty directory this target's",
+            ));
         }
         (None, None) => {
             return Err(Error::not_found(format!(
@@ -87,17 +89,17 @@ pub fn check_target(
     };
     if found.cluster != cluster {
         return Err(Error::denied(format!(
-            "{at} belongs to cluster {}, this is cluster {cluster}; hint: correct the path; to use the disk here, empty \
-             the directory first",
+            "{at} belongs to cluster {}, this is cluster {cluster}",
             found.cluster
-        )));
+        ))
+        .hint("correct the path; to use the disk here, empty the directory first"));
     }
     match known {
         Some(known) if known != found.disk => Err(Error::denied(format!(
-            "{at} holds target {}, but target {known} was here before; hint: disks may be swapped or mounted in the \
-             wrong place; put them back",
+            "{at} holds target {}, but target {known} was here before",
             found.disk
-        ))),
+        ))
+        .hint("disks may be swapped or mounted in the wrong place; put them back")),
         _ => Ok(found),
     }
 }
@@ -215,7 +217,7 @@ mod tests {
             (&dir.path().join("absent"), 1, Some(1), "does not exist"),
         ] {
             let error = check(at, cluster, known).unwrap_err();
-            assert!(error.context.contains(says), "{error:?}");
+            assert!(error.to_string().contains(says), "{error:?}");
             assert!(error.context.contains(&at.display().to_string()), "{error:?}");
         }
         assert!(check(&one, 1, Some(1)).is_ok());
@@ -241,7 +243,7 @@ mod tests {
             env.disk.write_atomic(&file, bad.as_bytes()).unwrap();
             let error = read_identity(&*env.disk, dir.path()).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Damaged, "{error:?}");
-            assert!(error.context.contains("hint: put back this one file"), "{error:?}");
+            assert!(error.to_string().contains("; hint: put back this one file"), "{error:?}");
         }
         env.disk.write_atomic(&file, text.replace("format = 1", "format = 2").as_bytes()).unwrap();
         assert_eq!(read_identity(&*env.disk, dir.path()).unwrap_err().kind, ErrorKind::Unsupported);

@@ -147,16 +147,17 @@ impl Members {
         if known.node != node && self.live_instance(known.node).is_some() {
             let holder = map.node(known.node).map_or("?", |n| n.name.as_str());
             return Err(Error::exists(format!(
-                "target {} (disk {}) is served by node {holder:?}; hint: two nodes were given the same or a copied \
-                 directory",
+                "target {} (disk {}) is served by node {holder:?}",
                 known.id, known.uuid
-            )));
+            ))
+            .hint("two nodes were given the same or a copied directory"));
         }
         if known.pool != announced.pool {
             return Err(Error::invalid(format!(
-                "target {} is in pool {:?}, not in {:?}; hint: a target keeps its pool",
+                "target {} is in pool {:?}, not in {:?}",
                 known.id, known.pool, announced.pool
-            )));
+            ))
+            .hint("a target keeps its pool"));
         }
         Ok(())
     }
@@ -271,9 +272,9 @@ impl Members {
         let still = self.reports.get(&target).is_some_and(|r| r.failed);
         if still && self.live_instance(known.node).is_some() {
             return Err(Error::invalid(format!(
-                "the process that serves {target} reported that its disk failed; hint: repair or replace the disk, start the \
-                 process again, then clear the target"
-            )));
+                "the process that serves {target} reported that its disk failed"
+            ))
+            .hint("repair or replace the disk, start the process again, then clear the target"));
         }
         if !target_cleared(map, target) {
             return Err(Error::exists(format!(
@@ -452,12 +453,12 @@ pub struct Admitted {
 fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
     if join.cluster.is_some_and(|c| c != map.cluster) {
         return Err(Error::denied(format!(
-            "node {:?} belongs to cluster {}, this is cluster {}; hint: correct the coordinator's address, or the \
-             node's directory",
+            "node {:?} belongs to cluster {}, this is cluster {}",
             join.name,
             join.cluster.map(|c| c.to_string()).unwrap_or_default(),
             map.cluster
-        )));
+        ))
+        .hint("correct the coordinator's address, or the node's directory"));
     }
     check_level(&format!("node {:?}", join.name), join.program.level, map.level)?;
     if join.program.release.len() > NAME_MAX || join.program.release.chars().any(char::is_control) {
@@ -498,9 +499,10 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
         check_pool_name(&announced.pool)?;
         if join.targets[..i].iter().any(|o| o.uuid == announced.uuid) {
             return Err(Error::invalid(format!(
-                "node {:?} announces disk {} twice; hint: one directory is listed, or was copied, twice",
+                "node {:?} announces disk {} twice",
                 join.name, announced.uuid
-            )));
+            ))
+            .hint("one directory is listed, or was copied, twice"));
         }
     }
     Ok(())
@@ -508,16 +510,15 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
 
 fn check_same_node(node: &Node, join: &Join, live_instance: Option<u64>) -> Result<()> {
     if node.role != join.role {
-        return Err(Error::exists(format!(
-            "the name {:?} belongs to a node of another role; hint: give this one a name of its own",
-            join.name
-        )));
+        return Err(Error::exists(format!("the name {:?} belongs to a node of another role", join.name))
+            .hint("give this one a name of its own"));
     }
     if live_instance.is_some_and(|instance| instance != join.instance) {
         return Err(Error::exists(format!(
-            "a node named {:?} is running already (host {:?}); hint: stop it first, or choose another name",
+            "a node named {:?} is running already (host {:?})",
             join.name, node.host
-        )));
+        ))
+        .hint("stop it first, or choose another name"));
     }
     Ok(())
 }

@@ -247,7 +247,7 @@ fn a_failed_target_is_cleared_by_hand_in_a_new_process() {
     world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report.clone()], at(1)).unwrap();
     world.reconcile(at(1));
     let clear = |world: &mut World, n| world.members.clear_target(&mut world.map, TargetId(n));
-    assert!(clear(&mut world, 2).unwrap_err().context.contains("start the process again"));
+    assert!(clear(&mut world, 2).unwrap_err().to_string().contains("start the process again"));
     assert!(clear(&mut world, 3).unwrap_err().context.contains("has not failed"));
     report.failed = false;
     world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report], at(2)).unwrap();
@@ -335,7 +335,7 @@ fn a_refused_join_gets_the_reason() {
     ] {
         let before = world.map.clone();
         let error = world.join(&join, 70, at(1)).unwrap_err();
-        assert!(error.context.contains(says), "{says}: {error:?}");
+        assert!(error.to_string().contains(says), "{says}: {error:?}");
         assert_eq!(world.map, before, "a refusal changes nothing");
     }
     world.members.disconnected(1);
@@ -346,7 +346,7 @@ fn a_refused_join_gets_the_reason() {
     assert!(world.join(&other_role, 72, at(3)).unwrap_err().context.contains("another role"));
     let mut pool = join("s2", 2, &[2]);
     pool.targets[0].pool = "nvme".into();
-    assert!(world.join(&pool, 2, at(3)).unwrap_err().context.contains("keeps its pool"));
+    assert!(world.join(&pool, 2, at(3)).unwrap_err().to_string().contains("keeps its pool"));
 }
 
 /// Statements of nodes and the coordinator about targets are in message bodies; the map is not.

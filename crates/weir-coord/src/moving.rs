@@ -122,7 +122,7 @@ impl Moving {
             return Ok(FullPlace { moves: true, to: None, why: format!("{target} has left {group}") });
         };
         if let Err(e) = check_drain(map, target) {
-            return stays(e.context);
+            return stays(e.to_string());
         }
         if wishes.paused {
             return stays("moves are paused (`weir rebuild --resume`)".into());
@@ -291,10 +291,10 @@ fn check_drain(map: &ClusterMap, target: TargetId) -> Result<()> {
     }
     if map.level < LEVEL_OF_GROWTH {
         return Err(Error::unsupported(format!(
-            "the cluster is at level {}, places move from level {LEVEL_OF_GROWTH} on; hint: `weir upgrade finish` \
-             when all programs are new",
+            "the cluster is at level {}, places move from level {LEVEL_OF_GROWTH} on",
             map.level
-        )));
+        ))
+        .hint("`weir upgrade finish` when all programs are new"));
     }
     Ok(())
 }

@@ -79,10 +79,10 @@ impl News {
         let whole = state.whole();
         if whole.len() > PAYLOAD_MAX as usize {
             return Err(Error::unsupported(format!(
-                "the cluster map takes {} bytes, at most {PAYLOAD_MAX} can be sent; hint: this version is not made for \
-                 that many targets and schemes",
+                "the cluster map takes {} bytes, at most {PAYLOAD_MAX} can be sent",
                 whole.len()
-            )));
+            ))
+            .hint("this version is not made for that many targets and schemes"));
         }
         Ok(whole.into())
     }

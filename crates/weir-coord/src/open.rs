@@ -29,10 +29,10 @@ impl Coordinator {
         match known {
             Some(known) if known != cluster => {
                 return Err(Error::damaged(format!(
-                    "{} is the coordinator's directory of cluster {known}, and its state is of {cluster}; hint: restore \
-                     the directory as a whole",
+                    "{} is the coordinator's directory of cluster {known}, and its state is of {cluster}",
                     dir.display()
-                )));
+                ))
+                .hint("restore the directory as a whole"));
             }
             Some(_) => {}
             // After the state: an interrupted founding continues when it is requested again.
@@ -53,23 +53,23 @@ impl Coordinator {
         let (disk, is_new, named) = (env.disk.clone(), config.new, config.cluster);
         match cluster_in(&*store).await? {
             None if !is_new => {
-                return Err(Error::damaged(
-                    "the store holds no cluster; hint: correct coord.store and etcd.prefix, or restore etcd from a \
-                     snapshot; `weir coord --new` founds a cluster",
+                return Err(Error::damaged("the store holds no cluster").hint(
+                    "correct coord.store and etcd.prefix, or restore etcd from a snapshot; `weir coord \
+                     --new` founds a cluster",
                 ));
             }
             // The second coordinator of a cluster is new, too: it names the cluster that it joins.
             Some(kept) if is_new && named != Some(kept) => {
-                return Err(Error::exists(format!(
-                    "the store holds cluster {kept} already; hint: for another coordinator of it, set cluster.id"
-                )));
+                return Err(Error::exists(format!("the store holds cluster {kept} already"))
+                    .hint("for another coordinator of it, set cluster.id"));
             }
             Some(kept) if known.is_some_and(|known| known != kept) => {
                 return Err(Error::denied(format!(
-                    "{} is the directory of another cluster's coordinator, and the store holds cluster {kept}; hint: \
-                     correct coord.dir, or coord.store",
+                    "{} is the directory of another cluster's coordinator, and the store holds cluster \
+                     {kept}",
                     dir.display()
-                )));
+                ))
+                .hint("correct coord.dir, or coord.store"));
             }
             _ => {}
         }

@@ -311,15 +311,14 @@ fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
     let entry = map.target(target).ok_or_else(|| Error::not_found(format!("there is no target {target}")))?;
     if map.level < LEVEL_OF_REPLACEMENT {
         return Err(Error::unsupported(format!(
-            "the cluster is at level {}, targets are replaced from level {LEVEL_OF_REPLACEMENT} on; hint: `weir \
-             upgrade finish` when all programs are new",
+            "the cluster is at level {}, targets are replaced from level {LEVEL_OF_REPLACEMENT} on",
             map.level
-        )));
+        ))
+        .hint("`weir upgrade finish` when all programs are new"));
     }
     if entry.state == TargetState::Up {
-        return Err(Error::exists(format!(
-            "{target} is in service; hint: stop its storage process first, if its disk is to leave"
-        )));
+        return Err(Error::exists(format!("{target} is in service"))
+            .hint("stop its storage process first, if its disk is to leave"));
     }
     let needs = |g: &&Group| g.scheme.parity > 0 && g.members.iter().any(|m| m.target == target);
     let needing: Vec<&Group> = map.groups.iter().filter(needs).filter(|g| !g.is_writable()).collect();
@@ -328,16 +327,14 @@ fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
     let is_away = |t: &TargetId| *t != target && map.target(*t).is_none_or(|t| t.state != TargetState::Up);
     let names: Vec<String> = away.into_iter().filter(is_away).map(|t| t.to_string()).collect();
     let others = if names.is_empty() { "the others".to_owned() } else { names.join(", ") };
-    Err(Error::name(
-        NameRule::Busy,
-        format!(
-            "{target} may have data that no other target has: in {} placement groups only {} of the {} targets that \
-         are needed have everything; hint: bring {others} back first",
-            needing.len(),
-            first.current_count(),
-            first.scheme.data
-        ),
-    ))
+    let what = format!(
+        "{target} may have data that no other target has: in {} placement groups only {} of the {} targets \
+         that are needed have everything",
+        needing.len(),
+        first.current_count(),
+        first.scheme.data
+    );
+    Err(Error::name(NameRule::Busy, what).hint(format!("bring {others} back first")))
 }
 
 /// The number of groups by their spare members, from 0 on.

@@ -504,16 +504,14 @@ impl Service for Coordinator {
 /// Checks that the cluster is the expected one, and that this program supports its level.
 fn check_is_meant(map: &ClusterMap, config: &CoordConfig) -> Result<()> {
     if let Some(expected) = config.cluster.filter(|c| *c != map.cluster) {
-        return Err(Error::denied(format!(
-            "the coordinator's directory holds cluster {}, not {expected}; hint: correct the path or the cluster id",
-            map.cluster
-        )));
+        let what = format!("the coordinator's directory holds cluster {}, not {expected}", map.cluster);
+        return Err(Error::denied(what).hint("correct the path or the cluster id"));
     }
     check_level("this coordinator", config.program.level, map.level)
 }
 
 fn no_state() -> Error {
-    Error::damaged("the coordinator's state is missing; hint: restore its directory from a copy")
+    Error::damaged("the coordinator's state is missing").hint("restore its directory from a copy")
 }
 
 fn certified(

@@ -156,9 +156,9 @@ async fn keep(env: Env, store: Arc<dyn Store>, lease: LeaseId, state: watch::Sen
 fn silent() -> Error {
     let seconds = LEASE.as_secs();
     Error::stale(format!(
-        "the store has not confirmed this coordinator's lease for {seconds} s: another one may lead now; hint: check \
-         etcd (`etcdctl endpoint health`), then start this coordinator again"
+        "the store has not confirmed this coordinator's lease for {seconds} s: another one may lead now"
     ))
+    .hint("check etcd (`etcdctl endpoint health`), then start this coordinator again")
 }
 
 impl Lead {

@@ -104,10 +104,10 @@ impl Embedded {
             .open(&dir.join("lock"), OpenMode::WRITE)
             .map_err(|e| io("open the coordinator's lock", &e))?;
         lock.try_lock().map_err(|e| match e.kind() {
-            std::io::ErrorKind::WouldBlock => Error::exists(format!(
-                "another coordinator runs on {}; hint: stop it first, or choose another directory",
-                dir.display()
-            )),
+            std::io::ErrorKind::WouldBlock => {
+                Error::exists(format!("another coordinator runs on {}", dir.display()))
+                    .hint("stop it first, or choose another directory")
+            }
             _ => io("lock the coordinator's directory", &e),
         })?;
         let path = dir.join("coordinator.state");
@@ -356,7 +356,7 @@ mod format {
     }
 
     pub fn decode(file: &[u8]) -> Result<State> {
-        let damaged = |what: &str| Error::damaged(format!("{what}; hint: restore the file from a copy"));
+        let damaged = |what: &str| Error::damaged(what).hint("restore the file from a copy");
         if file.get(..8) != Some(MAGIC.as_slice()) {
             return Err(damaged("this is not a coordinator state"));
         }

@@ -362,7 +362,7 @@ fn an_upgrade_is_finished_when_all_nodes_know_the_new_level() {
         let client = lab.client("mount").await;
         let finish = async || {
             let done = client.finish_upgrade().await;
-            done.map(|map| map.level).map_err(|e| (e.kind, e.context))
+            done.map(|map| map.level).map_err(|e| (e.kind, e.to_string()))
         };
         let (kind, why) = finish().await.unwrap_err();
         assert_eq!(kind, ErrorKind::Unsupported);

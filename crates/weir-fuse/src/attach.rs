@@ -1,7 +1,7 @@
 //! Mounting, remounting and unmounting. An unmount always ends: a hanging mount that does not release its
 //! files is detached and its connection is aborted.
 use crate::callers::Callers;
-use crate::doing::{Doing, hinted};
+use crate::doing::Doing;
 use crate::kernel::Notices;
 use crate::locks::Waits;
 use crate::mounted::{Mounted, OwnActs, OwnAttributes};
@@ -93,39 +93,35 @@ impl Attached {
 pub fn preflight(path: &Path) -> Result<()> {
     let device = Path::new("/dev/fuse");
     if !device.exists() {
-        return Err(hinted(
-            Error::unsupported("/dev/fuse is missing: the kernel has no FUSE here"),
-            "run `modprobe fuse`; in a container pass the device in (docker: --device /dev/fuse --cap-add SYS_ADMIN)",
+        return Err(Error::unsupported("/dev/fuse is missing: the kernel has no FUSE here").hint(
+            "run `modprobe fuse`; in a container pass the device in (docker: --device /dev/fuse --cap-add \
+             SYS_ADMIN)",
         ));
     }
     if let Err(e) = fs::OpenOptions::new().read(true).write(true).open(device) {
-        return Err(hinted(
-            Error::from_io("open /dev/fuse", &e),
-            "run as root, or make /dev/fuse readable and writable for this user",
-        ));
+        return Err(Error::from_io("open /dev/fuse", &e)
+            .hint("run as root, or make /dev/fuse readable and writable for this user"));
     }
     if !rustix::process::geteuid().is_root() && helper().is_none() {
-        return Err(hinted(
-            Error::unsupported("fusermount3 is missing, and only root can mount without it"),
-            "install the package fuse3, or run as root",
-        ));
+        return Err(Error::unsupported("fusermount3 is missing, and only root can mount without it")
+            .hint("install the package fuse3, or run as root"));
     }
     if is_mounted(path) {
-        return Err(hinted(
-            Error::exists(format!("{} is a mount already", path.display())),
-            format!("`weir unmount {0}` detaches it; --recover cleans up a stale mount", path.display()),
-        ));
+        return Err(Error::exists(format!("{} is a mount already", path.display())).hint(format!(
+            "`weir unmount {0}` detaches it; --recover cleans up a stale mount",
+            path.display()
+        )));
     }
     let meta = match fs::metadata(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let error = Error::not_found(format!("the mount point {} does not exist", path.display()));
-            return Err(hinted(error, format!("create it: mkdir -p {}", path.display())));
+            return Err(error.hint(format!("create it: mkdir -p {}", path.display())));
         }
         checked => checked.doing(format_args!("stat the mount point {}", path.display()))?,
     };
     if !meta.is_dir() {
         let error = Error::invalid(format!("the mount point {} is not a directory", path.display()));
-        return Err(hinted(error, "name an empty directory"));
+        return Err(error.hint("name an empty directory"));
     }
     Ok(())
 }
@@ -302,24 +298,22 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
     let path = absolute(path);
     if !is_mounted(&path) {
         let error = Error::not_found(format!("nothing is mounted at {}", path.display()));
-        return Err(hinted(error, "`weir status --dir DIR` lists the mounts of a cluster"));
+        return Err(error.hint("`weir status --dir DIR` lists the mounts of a cluster"));
     }
     if !is_ours(&path) {
         let error = Error::invalid(format!("the mount at {} is not one of Weir", path.display()));
-        return Err(hinted(error, "use umount(8) for it"));
+        return Err(error.hint("use umount(8) for it"));
     }
     match in_time(&path) {
         Some(Ok(())) => Ok(()),
-        Some(Err(rustix::io::Errno::BUSY)) if !lazy => Err(hinted(
-            Error::name(
-                weir_proto::NameRule::Busy,
-                format!("unmount {}: a process still uses it", path.display()),
-            ),
-            format!(
-                "`fuser -vm {}` names it; --lazy takes the mount away now and ends it with the last use",
-                path.display()
-            ),
-        )),
+        Some(Err(rustix::io::Errno::BUSY)) if !lazy => Err(Error::name(
+            weir_proto::NameRule::Busy,
+            format!("unmount {}: a process still uses it", path.display()),
+        )
+        .hint(format!(
+            "`fuser -vm {}` names it; --lazy takes the mount away now and ends it with the last use",
+            path.display()
+        ))),
         // Busy, or it hangs because its process does not answer: abort it.
         Some(Err(rustix::io::Errno::PERM)) => by_helper(&path, lazy),
         Some(Err(_)) => detach(&path, UnmountFlags::DETACH),
@@ -346,7 +340,7 @@ pub fn clear_dead(path: &Path) -> Result<()> {
     if !dead {
         let error = Error::exists(format!("the mount at {} is alive, or does not answer", path.display()));
         let hint = format!("`weir unmount {}` detaches it; --lazy even while it is in use", path.display());
-        return Err(hinted(error, hint));
+        return Err(error.hint(hint));
     }
     tracing::info!("the process of the mount at {} is dead: cleaning the mount up", path.display());
     unmount(&path, true)
@@ -377,7 +371,7 @@ fn helper() -> Option<&'static str> {
 
 /// Without root only the set-uid helper may unmount.
 fn by_helper(path: &Path, lazy: bool) -> Result<()> {
-    let missing = || hinted(Error::unsupported("fusermount3 is missing"), "install the package fuse3");
+    let missing = || Error::unsupported("fusermount3 is missing").hint("install the package fuse3");
     let mut command = Command::new(helper().ok_or_else(missing)?);
     command.arg("-u").args(lazy.then_some("-z")).arg("--").arg(path);
     let output = command.output().doing("run fusermount3")?;
@@ -385,10 +379,8 @@ fn by_helper(path: &Path, lazy: bool) -> Result<()> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    Err(hinted(
-        Error::denied(format!("unmount {}: {said}", path.display())),
-        "only its owner and root may unmount; --lazy unmounts while it is in use",
-    ))
+    Err(Error::denied(format!("unmount {}: {said}", path.display()))
+        .hint("only its owner and root may unmount; --lazy unmounts while it is in use"))
 }
 
 #[cfg(test)]

@@ -2,11 +2,6 @@
 use std::fmt;
 use weir_proto::{Error, ErrorKind, Result};
 
-/// The error with the user's remedy.
-pub fn hinted(error: Error, hint: impl fmt::Display) -> Error {
-    Error { context: format!("{}; hint: {hint}", error.context), ..error }
-}
-
 pub trait Doing<T> {
     fn doing(self, what: impl fmt::Display) -> Result<T>;
 }
@@ -16,7 +11,7 @@ impl<T> Doing<T> for std::io::Result<T> {
         self.map_err(|e| {
             let error = Error::from_io(&what, &e);
             match error.kind {
-                ErrorKind::Denied => hinted(error, "run it as a user who may do that"),
+                ErrorKind::Denied => error.hint("run it as a user who may do that"),
                 _ => error,
             }
         })

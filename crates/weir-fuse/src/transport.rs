@@ -2,7 +2,6 @@
 //!
 //! Invariant: a mount that requires a ring has one, or fails; one that uses any way reports which one and how
 //! to get the other.
-use crate::doing::hinted;
 use crate::kernel::Notices;
 use crate::mounted::Mounted;
 use crate::request_bytes::request_bytes;
@@ -85,7 +84,7 @@ pub fn open(
         }
         Some(Err(NoRing::NoMount(e))) => return Err(cannot_mount(path, &e)),
         Some(Err(NoRing::Refused(e))) if transport == Transport::Uring => return Err(e),
-        Some(Err(NoRing::Refused(e))) => tracing::info!("requests come by /dev/fuse: {}", e.context),
+        Some(Err(NoRing::Refused(e))) => tracing::info!("requests come by /dev/fuse: {e}"),
         None => tracing::info!("requests come by /dev/fuse, as asked for"),
     }
     let session = Session::new(mounted(false), path, &config).map_err(|e| cannot_mount(path, &e))?;
@@ -101,7 +100,7 @@ fn cannot_mount(path: &Path, e: &io::Error) -> Error {
         }
         _ => "is the package fuse3 installed, and the directory free?",
     };
-    hinted(error, hint)
+    error.hint(hint)
 }
 
 /// The obstacle to the use of io_uring, and its remedy.
@@ -116,14 +115,14 @@ fn refused(doing: &str, e: &io::Error) -> NoRing {
         Some(libc::EINVAL) => "the kernel is older than this needs: --transport dev",
         _ => "--transport dev does without",
     };
-    NoRing::Refused(hinted(Error::from_io(doing, e), hint))
+    NoRing::Refused(Error::from_io(doing, e).hint(hint))
 }
 
 fn unsupported() -> NoRing {
-    NoRing::Refused(hinted(
-        Error::unsupported("the kernel offers no FUSE over io_uring"),
-        format_args!("switch it on: {SWITCH_ON}"),
-    ))
+    NoRing::Refused(
+        Error::unsupported("the kernel offers no FUSE over io_uring")
+            .hint(format!("switch it on: {SWITCH_ON}")),
+    )
 }
 
 /// All steps that can fail come before the answer to INIT: from then on the kernel waits for the rings.

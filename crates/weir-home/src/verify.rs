@@ -238,8 +238,8 @@ impl Verify {
                 Err(Fault::Diverged(_) | Fault::Broken(_)) if is_gone(&self.client, thing.ino).await => {
                     return Ok(Seen::Nothing);
                 }
-                Err(Fault::Diverged(divergence)) => divergence.error.context,
-                Err(Fault::Broken(e)) => e.context,
+                Err(Fault::Diverged(divergence)) => divergence.error.to_string(),
+                Err(Fault::Broken(e)) => e.to_string(),
                 Err(other) => return Err(other),
             };
             // The same state twice with no change in flight, or none until a conflict is resolved: the result

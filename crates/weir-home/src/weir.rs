@@ -93,7 +93,7 @@ pub fn map_kind(kind: ErrorKind) -> (FaultKind, &'static str) {
 fn fault(doing: &str, path: &HomePath, e: Error) -> Fault {
     let (kind, remedy) = map_kind(e.kind);
     let context = format!("{doing} {path} at home: {}: {remedy}", e.context);
-    Fault::new(kind, path, Error { kind: e.kind, context })
+    Fault::new(kind, path, Error { context, ..e })
 }
 
 /// Root may set all names and data of home.

@@ -304,7 +304,7 @@ fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Like [`error`] for a read, after which the tree is reopened.
 fn unread(doing: &str, e: impl Into<redb::Error>) -> Error {
     let e = error(doing, e);
-    if e.kind == ErrorKind::Io { Error::unavailable(e.context) } else { e }
+    if e.kind == ErrorKind::Io { e.of_kind(ErrorKind::Unavailable) } else { e }
 }
 
 /// Maps redb's error to a kind by what the caller can do.

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use weir_env::{BlocksHere, BoxFuture};
-use weir_proto::{Epoch, Error, Result};
+use weir_proto::{Epoch, Error, ErrorKind, Result};
 
 /// A record in the form for other copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -221,7 +221,7 @@ impl Core {
             return Err(Error::invalid(format!("the record {} is empty", entry.seq.0)));
         }
         let mut changes = Delta::default();
-        replay(&entry.body, &mut changes).map_err(|e| Error::invalid(e.context))?;
+        replay(&entry.body, &mut changes).map_err(|e| e.of_kind(ErrorKind::Invalid))?;
         let len = self.reserve(writer, entry.body.len())?;
         // The leader's segments end elsewhere: a change that would meet an unresolved one of another kind
         // begins a new segment.

@@ -258,7 +258,7 @@ fn walk_records(
         if walked.truncate_to.is_some_and(|to| record.seq > to) {
             break;
         }
-        replay(record.body, &mut delta).map_err(|e| damaged(e.context))?;
+        replay(record.body, &mut delta).map_err(|e| damaged(e.to_string()))?;
         if record.seq > walked.epochs.start() {
             let before = walked.epochs.last_epoch();
             if record.epoch < before {

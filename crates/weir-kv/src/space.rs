@@ -57,9 +57,8 @@ impl Core {
             return Ok(false);
         }
         let dir = self.shelf.dir.display();
-        Err(Error::no_space(format!(
-            "folding the journal in {dir} needs {oldest} bytes, {free} are free; hint: free space on that file system"
-        )))
+        Err(Error::no_space(format!("folding the journal in {dir} needs {oldest} bytes, {free} are free"))
+            .hint("free space on that file system"))
     }
 
     /// Records the end of a fold.

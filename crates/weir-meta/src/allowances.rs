@@ -72,9 +72,10 @@ pub fn check_inodes(read: &dyn Read, quotas: &Quotas, account: Account, now: Tim
         let has = inodes(owners::used(read, holder)?);
         if has >= max {
             return Err(Error::over_quota(format!(
-                "{} has {has} files and directories, its limit is {max}; hint: those in the trash count until they are removed there",
+                "{} has {has} files and directories, its limit is {max}",
                 holder.shown(&volume_name(read, holder.volume)?)
-            )));
+            ))
+            .hint("those in the trash count until they are removed there"));
         }
     }
     Ok(())

@@ -98,7 +98,7 @@ impl<R: Read> Reader<R> {
         if word(&take(&mut from, 4)?) != crc32c(&bytes) {
             return Err(damaged("its head fails its checksum"));
         }
-        let head = ExportHead::from_bytes(&bytes[16..]).map_err(|e| damaged(&e.context))?;
+        let head = ExportHead::from_bytes(&bytes[16..]).map_err(|e| damaged(&e.to_string()))?;
         Ok((Reader { from, totals: Totals::default() }, head))
     }
 
@@ -114,7 +114,7 @@ impl<R: Read> Reader<R> {
             return Err(damaged(&format!("it fails its checksum behind entry {}", self.totals.entries)));
         }
         if length > 0 {
-            let pairs = decode_pairs(&body).map_err(|e| damaged(&e.context))?;
+            let pairs = decode_pairs(&body).map_err(|e| damaged(&e.to_string()))?;
             self.totals.count(&pairs);
             return Ok(Some(pairs));
         }
@@ -152,7 +152,7 @@ fn word(bytes: &[u8]) -> u32 {
 }
 
 fn damaged(what: &str) -> Error {
-    Error::damaged(format!("the export is damaged: {what}; hint: take another export"))
+    Error::damaged(format!("the export is damaged: {what}")).hint("take another export")
 }
 
 #[cfg(test)]

@@ -69,10 +69,10 @@ pub(crate) fn check(call: &Call, guest: u32, own: impl FnOnce(SessionId) -> bool
     let claim = claim(call)?;
     check_claim(claim, guest, own)?;
     match claim.user {
-        Some(0) if call.connection.is_for_user() => Err(Error::denied(
-            "root of a machine with a mount is no administrator of the cluster; hint: name the cluster's directory (--dir) or show \
-             a certificate (--certificate)",
-        )),
+        Some(0) if call.connection.is_for_user() => {
+            Err(Error::denied("root of a machine with a mount is no administrator of the cluster")
+                .hint("name the cluster's directory (--dir) or show a certificate (--certificate)"))
+        }
         _ => Ok(()),
     }
 }

@@ -157,10 +157,10 @@ fn audited(number: u16) -> Option<&'static Method> {
 fn outcome(error: Option<&Error>) -> Outcome {
     match error {
         None => Outcome::Done,
-        Some(Error { kind: ErrorKind::Denied | ErrorKind::Name(NameRule::NotOwner), context }) => {
-            Outcome::Refused(context.clone())
-        }
-        Some(Error { context, .. }) => Outcome::Failed(context.clone()),
+        Some(e) => match e.kind {
+            ErrorKind::Denied | ErrorKind::Name(NameRule::NotOwner) => Outcome::Refused(e.to_string()),
+            _ => Outcome::Failed(e.to_string()),
+        },
     }
 }
 

@@ -58,10 +58,13 @@ pub async fn start_shared_coord(
     if let (Some(known), Some(named)) = (known, config.cluster)
         && known != named
     {
-        return Err(Failed::from(Error::denied(format!(
-            "{} is the coordinator's directory of cluster {known}, not {named}; hint: correct the path or the cluster id",
-            dir.display()
-        ))));
+        return Err(Failed::from(
+            Error::denied(format!(
+                "{} is the coordinator's directory of cluster {known}, not {named}",
+                dir.display()
+            ))
+            .hint("correct the path or the cluster id"),
+        ));
     }
     // One that has only waited also belongs to the cluster: it is started without --new the next time.
     let found = |name: &str| {

@@ -82,9 +82,9 @@ impl Exports {
         let mut open = locked(&self.open);
         open.of.retain(|_, (_, fetched)| now.since(*fetched) < KEPT_FOR);
         if open.of.len() >= OPEN_MAX {
-            return Err(Error::unavailable(format!(
-                "{OPEN_MAX} exports are being fetched; hint: try again later"
-            )));
+            return Err(
+                Error::unavailable(format!("{OPEN_MAX} exports are being fetched")).hint("try again later")
+            );
         }
         open.last += 1;
         let number = open.last;
@@ -99,7 +99,7 @@ impl Exports {
                 *fetched = now;
                 export.clone()
             }
-            None => return Err(Error::stale("this export is not kept any more; hint: begin another one")),
+            None => return Err(Error::stale("this export is not kept any more").hint("begin another one")),
         };
         let entries = move || export.entries(asked.after.as_deref(), PART_BYTES);
         let pairs = self.env.tasks.blocking(entries).await?;
@@ -130,10 +130,8 @@ impl Exports {
         if every_s > 0 {
             let path = Path::new(&dir);
             if !path.is_absolute() || !self.env.disk.exists(path) {
-                return Err(Error::invalid(format!(
-                    "{dir} is not a directory of the metadata machine; hint: give the whole path of an existing one, \
-                     best on another machine's disk"
-                )));
+                return Err(Error::invalid(format!("{dir} is not a directory of the metadata machine"))
+                    .hint("give the whole path of an existing one, best on another machine's disk"));
             }
             if every_s < EXPORT_EVERY_S_MIN || !(1..=EXPORTS_KEPT_MAX).contains(&keep) {
                 return Err(Error::invalid(format!(

@@ -46,10 +46,8 @@ pub async fn import_namespace(
     let kv = dir.join("kv");
     check_vacant(&*env.disk, dir)?;
     if env.disk.exists(&kv) && !is_unfinished(env, &kv)? {
-        return Err(Error::exists(format!(
-            "{} holds a namespace's state; hint: name an empty directory",
-            kv.display()
-        )));
+        return Err(Error::exists(format!("{} holds a namespace's state", kv.display()))
+            .hint("name an empty directory"));
     }
     let now = Time { nanos: env.clock.wall().0 };
     let record =
@@ -101,29 +99,33 @@ fn check_lost(map: &ClusterMap, head: &ExportHead) -> Result<()> {
     let ExportHead { name, uuid, namespace, .. } = head;
     if head.cluster != map.cluster {
         return Err(Error::denied(format!(
-            "the export is of cluster {}, this is cluster {}; hint: name another export, or another cluster",
+            "the export is of cluster {}, this is cluster {}",
             head.cluster, map.cluster
-        )));
+        ))
+        .hint("name another export, or another cluster"));
     }
     let entry = map.namespaces.iter().find(|entry| entry.name == *name);
     let Some(entry) = entry.filter(|entry| entry.uuid == *uuid && entry.id == *namespace) else {
         return Err(Error::denied(format!(
-            "the export is of namespace {name:?} {uuid}, which the coordinator does not know; hint: it may have been given \
-             up (`weir meta --new --instead-of`), then its files' data cannot be found any more"
-        )));
+            "the export is of namespace {name:?} {uuid}, which the coordinator does not know"
+        ))
+        .hint(
+            "it may have been given up (`weir meta --new --instead-of`), then its files' data cannot be \
+             found any more",
+        ));
     };
     if map.copies_of(entry.id).is_some() {
-        return Err(Error::exists(format!(
-            "namespace {name:?} is kept by several nodes; hint: start those whose directories are left; if all are lost, \
-             `weir namespace copies {name} --lost` gives them up"
+        return Err(Error::exists(format!("namespace {name:?} is kept by several nodes")).hint(format!(
+            "start those whose directories are left; if all are lost, `weir namespace copies {name} \
+             --lost` gives them up"
         )));
     }
     match entry.leader.and_then(|leader| map.node(leader)).filter(|node| node.up) {
         None => Ok(()),
-        Some(node) => Err(Error::exists(format!(
-            "namespace {name:?} is led by node {:?}, which is up; hint: stop it first, if its directory is really lost",
-            node.name
-        ))),
+        Some(node) => {
+            Err(Error::exists(format!("namespace {name:?} is led by node {:?}, which is up", node.name))
+                .hint("stop it first, if its directory is really lost"))
+        }
     }
 }
 

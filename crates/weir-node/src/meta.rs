@@ -307,10 +307,10 @@ impl MetaNode {
             return Err(Error::not_found(format!("namespace {:?} was given up", self.own.name)));
         };
         if map.copies_of(entry.id).is_none() {
-            tracing::info!(
-                "this node waits: namespace {name:?} is to have one copy; hint: `weir namespace copies {name} 2`",
-                name = entry.name
-            );
+            let name = &entry.name;
+            let waits = Error::unavailable(format!("namespace {name:?} is to have one copy"))
+                .hint(format!("`weir namespace copies {name} 2`"));
+            tracing::info!("this node waits: {waits}");
             return Ok(false);
         }
         match self.cluster.keep_copy(entry.id, self.own.uuid, self.service.follower.changes()).await {

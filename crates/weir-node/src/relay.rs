@@ -89,8 +89,9 @@ impl Service for Relay {
     fn handle(&self, call: Call) -> Handled {
         if !methods::find(call.method).is_some_and(|method| method.by.has(Sender::User)) {
             return Handled::Now(Err(Error::denied(
-                "a mount passes on what users may ask for, and nothing else; hint: administrators use their certificate (--certificate)",
-            )));
+                "a mount passes on what users may ask for, and nothing else",
+            )
+            .hint("administrators use their certificate (--certificate)")));
         }
         let env = self.env.clone();
         match self.guest(&call.connection) {

@@ -103,17 +103,16 @@ impl AccessRule {
         }
         let refuse = |why: &str| Err(Error::invalid(format!("rule {:?}: {why}", self.name)));
         if self.who.is_empty() || self.volumes.iter().any(|v| v.glob.is_empty()) {
-            return refuse("an empty glob matches nothing; hint: '*' matches everything");
+            return refuse("an empty glob matches nothing").map_err(|e| e.hint("'*' matches everything"));
         }
         if self.volumes.is_empty() {
-            return refuse("it names no volume; hint: '*' matches all");
+            return refuse("it names no volume").map_err(|e| e.hint("'*' matches all"));
         }
         match &self.ids {
             IdsAre::Claimed {} => Ok(()),
             IdsAre::All { uid, gid } if is_user(*uid) && is_user(*gid) => Ok(()),
-            IdsAre::All { .. } => refuse(
-                "all users would be the superuser, or in its group; hint: name other ids, or `--root keep`",
-            ),
+            IdsAre::All { .. } => refuse("all users would be the superuser, or in its group")
+                .map_err(|e| e.hint("name other ids, or `--root keep`")),
             IdsAre::Mapped { uids, gids } => match uids.iter().chain(gids).all(|range| range.is_sound()) {
                 true => Ok(()),
                 false => refuse("a range of ids begins above 0, is not empty, and ends below 4294967295"),

@@ -1,6 +1,7 @@
 //! The kinds of errors that a caller can act on, and three total matches: kind → errno, HTTP status, exit
 //! code.
 use crate::wire::{Reader, Wire, Writer};
+use std::borrow::Cow;
 use std::fmt;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -10,6 +11,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error {
     pub kind: ErrorKind,
     pub context: String,
+    /// A remedy, for the reader.
+    pub hint: Option<Cow<'static, str>>,
 }
 
 /// The POSIX rule that refuses a name operation.
@@ -188,21 +191,32 @@ impl ErrorKind {
 macro_rules! constructors {
     ($($fn:ident => $kind:ident),*) => {$(
         pub fn $fn(context: impl Into<String>) -> Error {
-            Error { kind: ErrorKind::$kind, context: context.into() }
+            Error::new(ErrorKind::$kind, context)
         }
     )*};
 }
 impl Error {
+    pub fn new(kind: ErrorKind, context: impl Into<String>) -> Error {
+        Error { kind, context: context.into(), hint: None }
+    }
+    /// Reads what `Display` wrote: an error that was sent or kept as one text.
+    pub fn of_text(kind: ErrorKind, text: impl Into<String>) -> Error {
+        let mut context: String = text.into();
+        let (before, hint) = split_hint(&context);
+        let (end, hint) = (before.len(), hint.map(|hint| Cow::Owned(hint.to_owned())));
+        context.truncate(end);
+        Error { kind, context, hint }
+    }
     constructors!(not_found => NotFound, exists => Exists, invalid => Invalid, denied => Denied,
         no_space => NoSpace, stale => Stale, unavailable => Unavailable, deadline => Deadline,
         damaged => Damaged, unsupported => Unsupported, io => Io, over_quota => OverQuota);
     /// The work cannot be begun in time; the caller should pause that long.
     pub fn busy(wait: std::time::Duration, context: impl Into<String>) -> Error {
         let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX).max(1);
-        Error { kind: ErrorKind::Busy { wait_ms }, context: context.into() }
+        Error::new(ErrorKind::Busy { wait_ms }, context)
     }
     pub fn name(rule: NameRule, context: impl Into<String>) -> Error {
-        Error { kind: ErrorKind::Name(rule), context: context.into() }
+        Error::new(ErrorKind::Name(rule), context)
     }
     /// An I/O failure of the machine, with the operation (a verb phrase: "open the journal").
     pub fn from_io(doing: impl fmt::Display, e: &std::io::Error) -> Error {
@@ -218,36 +232,56 @@ impl Error {
             | std::io::ErrorKind::UnexpectedEof => ErrorKind::Unavailable,
             _ => ErrorKind::Io,
         };
-        Error { kind, context: format!("{doing}: {e}") }
+        Error::new(kind, format!("{doing}: {e}"))
     }
     /// Adds the operation that failed (a verb phrase).
     pub fn doing(mut self, what: impl fmt::Display) -> Error {
         self.context = format!("{what}: {}", self.context);
         self
     }
+    /// Adds a remedy, for the reader.
+    pub fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Error {
+        self.hint = Some(hint.into());
+        self
+    }
+    /// The same error, for a caller that can do something else about it.
+    pub fn of_kind(self, kind: ErrorKind) -> Error {
+        Error { kind, ..self }
+    }
 }
+
+/// Between the parts of an error that is shown, sent or kept as one text.
+const HINT: &str = "; hint: ";
+
+/// The context and the hint of an error that is one text.
+pub fn split_hint(text: &str) -> (&str, Option<&str>) {
+    text.split_once(HINT).map_or((text, None), |(context, hint)| (context, Some(hint)))
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.context)
+        f.write_str(&self.context)?;
+        self.hint.as_ref().map_or(Ok(()), |hint| write!(f, "{HINT}{hint}"))
     }
 }
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.kind, self.context)
+        write!(f, "{:?}: {self}", self.kind)
     }
 }
 impl std::error::Error for Error {}
 
+/// Context and hint are one text.
 impl Wire for Error {
     fn encode(&self, w: &mut Writer) {
         self.kind.number().encode(w);
-        self.context.encode(w);
+        self.to_string().encode(w);
     }
     fn decode(r: &mut Reader<'_>) -> Result<Self> {
         let n = u8::decode(r)?;
         let kind = ErrorKind::from_number(n)
             .ok_or_else(|| crate::wire::malformed(format!("{n} is not a kind of error")))?;
-        Ok(Error { kind, context: String::decode(r)? })
+        Ok(Error::of_text(kind, String::decode(r)?))
     }
 }
 
@@ -268,5 +302,22 @@ mod tests {
         );
         assert_eq!(ErrorKind::from_number(0), None);
         assert_eq!(ErrorKind::from_number(255), None);
+    }
+
+    #[test]
+    fn a_hint_survives_the_wire_as_a_part_of_the_text() {
+        let plain = Error::denied("no place").doing("begin");
+        let hinted = Error::denied("no place").hint("see to it; hint: twice").doing("begin");
+        assert_eq!(plain.to_string(), "begin: no place");
+        assert_eq!(format!("{hinted:?}"), "Denied: begin: no place; hint: see to it; hint: twice");
+        for error in [plain, hinted] {
+            let text = error.to_string();
+            let as_before = [&[error.kind.number()][..], &text.to_bytes()].concat();
+            assert_eq!(error.to_bytes(), as_before, "older peers read and write one text");
+            assert_eq!(Error::from_bytes(&as_before), Ok(error.clone()));
+            assert_eq!(Error::of_text(error.kind, text), error);
+        }
+        assert_eq!(split_hint("a"), ("a", None));
+        assert_eq!(split_hint("a; hint: b; hint: c"), ("a", Some("b; hint: c")));
     }
 }

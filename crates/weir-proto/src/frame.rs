@@ -125,9 +125,7 @@ impl Header {
     /// The error of an `ErrorResponse` whose body has `error`.
     pub fn error(&self, error: Error) -> Error {
         match (error.kind, self.patience_ms) {
-            (ErrorKind::Unavailable, 1..) => {
-                Error { kind: ErrorKind::Busy { wait_ms: self.patience_ms }, ..error }
-            }
+            (ErrorKind::Unavailable, 1..) => error.of_kind(ErrorKind::Busy { wait_ms: self.patience_ms }),
             _ => error,
         }
     }
@@ -239,13 +237,13 @@ fn agree(ours: &Hello, theirs: &Hello) -> Result<u16> {
     }
     let older = if ours.version_max < theirs.version_max { ours } else { theirs };
     Err(Error::unsupported(format!(
-        "no protocol version in common: {} speaks {}, {} speaks {}; hint: upgrade the program of {}",
+        "no protocol version in common: {} speaks {}, {} speaks {}",
         theirs.name,
         range(theirs.version_min, theirs.version_max),
         ours.name,
-        range(ours.version_min, ours.version_max),
-        older.name
-    )))
+        range(ours.version_min, ours.version_max)
+    ))
+    .hint(format!("upgrade the program of {}", older.name)))
 }
 
 fn range(min: u16, max: u16) -> String {
@@ -315,7 +313,7 @@ mod tests {
     /// An older peer reads `Unavailable`, and no pause in the header.
     #[test]
     fn golden_frame_of_a_busy_peer() {
-        let busy = Error { kind: ErrorKind::Busy { wait_ms: 500 }, context: "later".into() };
+        let busy = Error::new(ErrorKind::Busy { wait_ms: 500 }, "later");
         let body = busy.to_bytes();
         assert_eq!(Error::from_bytes(&body).unwrap(), Error::unavailable("later"));
         let header = Header { body_len: body.len() as u32, ..Header::of_error(7, &busy) };
@@ -408,11 +406,11 @@ mod tests {
         }
         let (old, new) = (speaks("old", (1, 1)), speaks("new", (3, 4)));
         assert_eq!(
-            agree(&new, &old).unwrap_err().context,
+            agree(&new, &old).unwrap_err().to_string(),
             "no protocol version in common: old speaks version 1, new speaks versions 3 to 4; hint: upgrade the \
              program of old"
         );
-        assert!(agree(&old, &new).unwrap_err().context.ends_with("of old"));
+        assert!(agree(&old, &new).unwrap_err().to_string().ends_with("of old"));
     }
 
     /// Its layout never changes, either; and a newer program may append fields.

@@ -121,15 +121,13 @@ pub fn rule_of_user<'a>(rules: &'a [HomeRule], url: &str, user: u32) -> Result<&
         let places =
             if places.is_empty() { "nowhere".to_owned() } else { format!("only in {}", places.join(", ")) };
         return Err(Error::denied(format!(
-            "user {user} may not have the home {url}: homes of users are allowed {places}; hint: an administrator may allow \
-             the place by `weir home allow URL`, or add the relation"
-        )));
+            "user {user} may not have the home {url}: homes of users are allowed {places}"
+        ))
+        .hint("an administrator may allow the place by `weir home allow URL`, or add the relation"));
     };
     if HomeUrlParts::parse(url)?.credentials().is_some() {
-        return Err(Error::denied(format!(
-            "user {user} may not choose the keys for {url}; hint: leave out credentials=: the rule for {} names the file",
-            rule.place
-        )));
+        return Err(Error::denied(format!("user {user} may not choose the keys for {url}"))
+            .hint(format!("leave out credentials=: the rule for {} names the file", rule.place)));
     }
     Ok(rule)
 }

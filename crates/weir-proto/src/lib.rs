@@ -44,7 +44,7 @@ pub mod volume;
 pub mod watch;
 pub mod wire;
 
-pub use error::{Error, ErrorKind, NameRule, Result};
+pub use error::{Error, ErrorKind, NameRule, Result, split_hint};
 pub use ids::{
     CellId, ClusterId, DiskUuid, Epoch, FileId, InodeId, NamespaceId, NamespaceUuid, NodeId, PgId, RunId,
     Seq, SessionId, TargetId, Version, VolumeId,

@@ -98,9 +98,8 @@ impl FromStr for Network {
         let network = Network { address, prefix };
         let base = network.base();
         if base != address {
-            return Err(format!(
-                "network {s:?}: bits of the address lie outside of its prefix; hint: {base}/{prefix}"
-            ));
+            let what = format!("network {s:?}: bits of the address lie outside of its prefix");
+            return Err(Error::invalid(what).hint(format!("{base}/{prefix}")).to_string());
         }
         Ok(network)
     }

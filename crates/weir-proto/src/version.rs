@@ -58,8 +58,9 @@ pub fn check_level(name: &str, knows: u16, level: u16) -> Result<()> {
         return Ok(());
     }
     Err(Error::unsupported(format!(
-        "{name} knows level {knows} at most, and the cluster is at level {level}; hint: upgrade the program of {name}"
-    )))
+        "{name} knows level {knows} at most, and the cluster is at level {level}"
+    ))
+    .hint(format!("upgrade the program of {name}")))
 }
 
 #[cfg(test)]

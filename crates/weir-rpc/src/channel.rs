@@ -542,7 +542,7 @@ impl Inner {
             // The peer is of another cluster: the node at this address has moved, and the map is not updated
             // yet.
             Err(e) if e.kind == ErrorKind::Denied => {
-                Err(Error::unavailable(e.context).doing(format_args!("reach {name}")))
+                Err(e.of_kind(ErrorKind::Unavailable).doing(format_args!("reach {name}")))
             }
             dialed => dialed.map_err(|e| e.doing(format_args!("reach {name}"))),
         }
@@ -575,7 +575,7 @@ impl Inner {
     fn failed(&self) -> Error {
         match &self.state().last_error {
             Some(e) if is_refusal(e) => e.clone(),
-            Some(e) => Error::unavailable(e.context.clone()),
+            Some(e) => e.clone().of_kind(ErrorKind::Unavailable),
             None => Error::unavailable(format!("{} cannot be reached", self.names())),
         }
     }

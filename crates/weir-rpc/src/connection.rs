@@ -403,7 +403,8 @@ impl Inner {
     /// sent at once.
     fn close(&self, reason: Error, report: bool) {
         // For any cause, a caller can only try again, elsewhere if possible.
-        let words = Error::unavailable(format!("connection to {}: {}", self.peer, reason.context));
+        let words = reason.clone().of_kind(ErrorKind::Unavailable);
+        let words = words.doing(format_args!("connection to {}", self.peer));
         if self.reason.set(words).is_err() {
             return;
         }
@@ -531,17 +532,17 @@ impl Drop for CloseOnPanic<'_> {
 
 /// An end that needs no attention.
 fn ended(reason: &str) -> Error {
-    Error::unavailable(reason)
+    Error::of_text(ErrorKind::Unavailable, reason)
 }
 
 /// The error with a text short enough for its frame.
 pub(crate) fn wire_error(error: &Error) -> Error {
-    let mut context = error.context.clone();
-    if context.len() > REASON_BYTES_MAX {
-        let end = (0..=REASON_BYTES_MAX).rev().find(|at| context.is_char_boundary(*at)).unwrap_or(0);
-        context.truncate(end);
+    let mut text = error.to_string();
+    if text.len() > REASON_BYTES_MAX {
+        let end = (0..=REASON_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
     }
-    Error { kind: error.kind, context }
+    Error::of_text(error.kind, text)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -154,19 +154,19 @@ impl Proved {
             return Ok(());
         }
         let what = format!("{}, method {}", method.name, method.number);
-        Err(Error::denied(match self {
+        Err(match self {
             Proved::Node(_) => {
                 let who = self.sender().to_string();
                 let article = if who.starts_with(['a', 'o']) { "an" } else { "a" };
-                format!("{peer} is {article} {who}, which may not send {what}")
+                Error::denied(format!("{peer} is {article} {who}, which may not send {what}"))
             }
-            Proved::Stranger => format!(
-                "a machine without a certificate may not send {what}; hint: join it to the cluster (`weir join`)"
-            ),
-            Proved::User(uid) => format!(
-                "user {uid} may not do that here: files are used through a mount, and the rest is for root or the user who runs the servers"
-            ),
-        }))
+            Proved::Stranger => Error::denied(format!("a machine without a certificate may not send {what}"))
+                .hint("join it to the cluster (`weir join`)"),
+            Proved::User(uid) => Error::denied(format!(
+                "user {uid} may not do that here: files are used through a mount, and the rest is for root \
+                 or the user who runs the servers"
+            )),
+        })
     }
 }
 
@@ -436,9 +436,8 @@ async fn accept(line: &mut Line, trust: &Trust, ip: IpAddr) -> Result<()> {
 }
 
 fn no_certificate(node: &str) -> Error {
-    Error::denied(format!(
-        "{node} takes only nodes that have a certificate of the cluster; hint: join this machine to it (`weir join`)"
-    ))
+    Error::denied(format!("{node} takes only nodes that have a certificate of the cluster"))
+        .hint("join this machine to it (`weir join`)")
 }
 
 struct Introduced {

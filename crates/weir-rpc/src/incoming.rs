@@ -330,9 +330,8 @@ pub(crate) fn lost(e: &std::io::Error) -> Error {
 
 fn not_a_frame(seen: &[u8]) -> Error {
     match seen.first() {
-        Some(&FIRST_BYTE) => Error::unsupported(
-            "the peer shows a certificate, and this node has none; hint: join this node to the cluster, too (`weir join`)",
-        ),
+        Some(&FIRST_BYTE) => Error::unsupported("the peer shows a certificate, and this node has none")
+            .hint("join this node to the cluster, too (`weir join`)"),
         _ => Error::invalid(format!("not a Weir peer: a frame begins with {seen:02x?}")),
     }
 }

@@ -68,10 +68,10 @@ pub async fn own_addresses(env: &Env, addr: &Addr) -> Result<Vec<Addr>> {
     if !Addr::is_local_name(host) && found.iter().all(is_own) {
         let at: Vec<String> = found.iter().map(Addr::to_string).collect();
         return Err(Error::invalid(format!(
-            "{addr} is {} here, where other machines cannot reach this one; hint: give {host:?} an address of the network in \
-             /etc/hosts, or listen at tcp:[::]:PORT",
+            "{addr} is {} here, where other machines cannot reach this one",
             at.join(", ")
-        )));
+        ))
+        .hint(format!("give {host:?} an address of the network in /etc/hosts, or listen at tcp:[::]:PORT")));
     }
     Ok(found)
 }

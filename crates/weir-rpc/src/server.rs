@@ -257,8 +257,9 @@ impl Shared {
     }
     /// A peer that keeps trying is logged once.
     fn log_refusal(&self, addr: &str, e: &Error) {
-        let last = std::mem::replace(&mut self.open().last_refusal, e.context.clone());
-        if last != e.context
+        let now = e.to_string();
+        let last = std::mem::replace(&mut self.open().last_refusal, now.clone());
+        if last != now
             && let Some(more) = self.env.watch.line("a connection is refused")
         {
             tracing::warn!(peer = %addr, "connection refused: {e}{more}");

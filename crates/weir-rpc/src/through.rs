@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use weir_env::{Addr, Env};
 use weir_proto::frame::{FrameKind, Through};
-use weir_proto::{Error, Result, Wire};
+use weir_proto::{Error, ErrorKind, Result, Wire};
 
 /// No network is trusted: the ends encrypt.
 const ANY_NETWORK: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -46,7 +46,7 @@ async fn dial(env: &Env, via: &Via, node: &str, identity: &Identity) -> Result<G
         First { kind: FrameKind::Through, .. } => {}
         First { kind: FrameKind::ErrorResponse, body } => {
             // Another node, or a direct connection, may be possible: no refusal for good.
-            return Err(Error::unavailable(Error::from_bytes(&body)?.context));
+            return Err(Error::from_bytes(&body)?.of_kind(ErrorKind::Unavailable));
         }
         First { kind, .. } => return Err(Error::invalid(format!("{kind:?} instead of a passage"))),
     }

@@ -111,7 +111,7 @@ impl Trust {
         self.state().live.extend(stays);
         for Live { certificate, close, .. } in ended {
             if let Err(e) = self.check(&certificate) {
-                close(&e.context);
+                close(&e.to_string());
             }
         }
     }
@@ -119,17 +119,17 @@ impl Trust {
         let authorities = self.authorities.borrow();
         if !authorities.is_empty() && !authorities.contains(&certificate.by) {
             return Err(Error::denied(format!(
-                "the certificate of {} is of an authority that the cluster has replaced; hint: join the cluster again \
-                 (`weir join`)",
+                "the certificate of {} is of an authority that the cluster has replaced",
                 certificate.name
-            )));
+            ))
+            .hint("join the cluster again (`weir join`)"));
         }
         drop(authorities);
         match self.state().removed.get(&certificate.name) {
-            Some(serial) if certificate.serial <= *serial => Err(Error::denied(format!(
-                "{} was removed from the cluster; hint: a new token lets it join again (`weir token create`)",
-                certificate.name
-            ))),
+            Some(serial) if certificate.serial <= *serial => {
+                Err(Error::denied(format!("{} was removed from the cluster", certificate.name))
+                    .hint("a new token lets it join again (`weir token create`)"))
+            }
             _ => Ok(()),
         }
     }
@@ -165,9 +165,8 @@ impl Trust {
                 Begin::Handshake(record) => record,
                 // A peer that does not support the handshake sends the reason, if it can.
                 Begin::Frame => {
-                    return Err(Error::unsupported(
-                        "the node there takes no certificates; hint: join it to the cluster, too (`weir join`)",
-                    ));
+                    return Err(Error::unsupported("the node there takes no certificates")
+                        .hint("join it to the cluster, too (`weir join`)"));
                 }
             };
             let taken = exchange.incoming(&record);

@@ -35,7 +35,7 @@ async fn refused(env: &Env, mut stream: BoxStream, bytes: &[u8], kind: ErrorKind
     stream.write_all(bytes).await.unwrap();
     let reason = last_words(env, &mut stream).await.expect("a reason");
     assert_eq!(reason.kind, kind, "{reason:?}");
-    assert!(reason.context.contains(words), "{reason:?} lacks {words:?}");
+    assert!(reason.to_string().contains(words), "{reason:?} lacks {words:?}");
 }
 
 async fn stranger(env: &Env) -> BoxStream {

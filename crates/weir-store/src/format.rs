@@ -225,8 +225,8 @@ pub trait Record: Sized {
         if layout != LAYOUT {
             return Err(bad(&format!("layout {layout} is not known to this version of weir")));
         }
-        let record = Self::parse(&mut r).map_err(|e| bad(&e.context))?;
-        r.finish().map_err(|e| bad(&e.context))?;
+        let record = Self::parse(&mut r).map_err(|e| bad(&e.to_string()))?;
+        r.finish().map_err(|e| bad(&e.to_string()))?;
         Ok(record)
     }
 }

@@ -110,12 +110,15 @@ pub async fn inspect(
         if !is_one {
             return Err(Error::not_found(format!("{} holds no target: it has no index", dir.display())));
         }
-        let problem = format!(
-            "the index of the target in {} is missing, so the contents of its slabs are unknown; hint: if it was moved away, put \
-             it back before the target is started; else start the target, which is then refilled from the others",
+        let problem = Error::damaged(format!(
+            "the index of the target in {} is missing, so the contents of its slabs are unknown",
             dir.display()
+        ))
+        .hint(
+            "if it was moved away, put it back before the target is started; else start the target, which \
+             is then refilled from the others",
         );
-        report(Finding::Problem { problem });
+        report(Finding::Problem { problem: problem.to_string() });
         return Ok(Summary { problems: 1, ..Summary::default() });
     }
     let _lock = wait_for_target(env, dir).await?;
@@ -381,7 +384,7 @@ impl Inspection<'_> {
         self.summary.slab_bytes = geometry.slab_bytes;
         self.summary.step_bytes = geometry.step_bytes;
         match FreeMap::rebuild(geometry, self.extents.clone()) {
-            Err(e) => self.problem(e.context),
+            Err(e) => self.problem(e.to_string()),
             Ok(map) => {
                 self.summary.used_bytes = map.used_bytes();
                 self.summary.free_bytes = map.free_bytes();

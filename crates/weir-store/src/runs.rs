@@ -46,10 +46,8 @@ pub async fn confirm(kv: &SharedKv, admitted: Run) -> Result<()> {
 pub fn admitted(map: &ClusterMap, disk: DiskUuid, run: RunId) -> Result<Run> {
     let known = map.targets.iter().find(|t| t.uuid == disk);
     known.map(|t| t.last.run).filter(|admitted| admitted.id == run).ok_or_else(|| {
-        Error::stale(format!(
-            "disk {disk}: the coordinator knows another run of its target than {run}; hint: another process may serve \
-             a copy of the directory"
-        ))
+        Error::stale(format!("disk {disk}: the coordinator knows another run of its target than {run}"))
+            .hint("another process may serve a copy of the directory")
     })
 }
 

@@ -134,10 +134,10 @@ impl Slabs {
         for path in named.into_iter().map(|number| slabs.path(number)) {
             if !slabs.disk.exists(&path) {
                 return Err(Error::damaged(format!(
-                    "the slab {} is missing, and the index names bytes in it; hint: mount or restore what is missing, or \
-                     replace the target",
+                    "the slab {} is missing, and the index names bytes in it",
                     path.display()
-                )));
+                ))
+                .hint("mount or restore what is missing, or replace the target"));
             }
         }
         slabs.return_unused()?;

@@ -411,12 +411,13 @@ impl Store {
         if e.kind == ErrorKind::NoSpace {
             return e;
         }
-        let why = Error::io(format!(
+        let context = format!(
             "target {} in {} failed and is not used any more ({}): replace its disk",
             self.target,
             self.dir.display(),
             e.context
-        ));
+        );
+        let why = Error { kind: ErrorKind::Io, context, ..e };
         if self.failed.set(why.clone()).is_ok() {
             tracing::error!(target_id = %self.target, "{why}");
         }

@@ -70,20 +70,20 @@ impl Certificate {
         let anchors = ders.iter().filter_map(|a| webpki::anchor_from_trusted_cert(a).ok());
         let anchors: Vec<TrustAnchor<'_>> = anchors.collect();
         check_chain(&parsed, &anchors, now).map_err(|e| match e {
-            webpki::Error::CertExpired { not_after, .. } => refused(format_args!(
-                "that of {} has expired on {}; hint: join the cluster again (`weir join`), and check this machine's clock",
-                said.name,
-                date(not_after.as_secs())
-            )),
+            webpki::Error::CertExpired { not_after, .. } => {
+                refused(format_args!("that of {} has expired on {}", said.name, date(not_after.as_secs())))
+                    .hint("join the cluster again (`weir join`), and check this machine's clock")
+            }
             webpki::Error::CertNotValidYet { not_before, .. } => refused(format_args!(
-                "that of {} holds from {} on only; hint: check the clocks of both machines",
+                "that of {} holds from {} on only",
                 said.name,
                 date(not_before.as_secs())
-            )),
-            webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => refused(format_args!(
-                "the authority of cluster {} is not the one that is trusted here; hint: it belongs to another cluster",
-                said.cluster
-            )),
+            ))
+            .hint("check the clocks of both machines"),
+            webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => refused(
+                format_args!("the authority of cluster {} is not the one that is trusted here", said.cluster),
+            )
+            .hint("it belongs to another cluster"),
             e => refused(format_args!("{e}")),
         })?;
         // The end of its validity is in the error for a later time.

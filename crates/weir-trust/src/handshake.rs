@@ -21,7 +21,7 @@ use rustls::{
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use weir_proto::{Error, Result};
+use weir_proto::{Error, ErrorKind, Result};
 
 /// Bytes of a record's header; its last two are the length of the rest.
 pub const RECORD_HEADER_BYTES: usize = 5;
@@ -179,12 +179,11 @@ impl Handshakes for Tls {
 /// A refusal is permanent until an administrator changes something.
 fn failed(e: &rustls::Error) -> Error {
     match e {
-        rustls::Error::General(words) => Error::denied(words.clone()),
-        rustls::Error::NoApplicationProtocol => Error::denied(
-            "the two ends have no suite in common; hint: compare node.suites and node.trusted_networks of both",
-        ),
+        rustls::Error::General(words) => Error::of_text(ErrorKind::Denied, words),
+        rustls::Error::NoApplicationProtocol => Error::denied("the two ends have no suite in common")
+            .hint("compare node.suites and node.trusted_networks of both"),
         rustls::Error::AlertReceived(alert) => {
-            Error::denied(format!("the peer ended the handshake ({alert:?}); hint: its log has the reason"))
+            Error::denied(format!("the peer ended the handshake ({alert:?})")).hint("its log has the reason")
         }
         e => Error::denied(format!("handshake: {e}")),
     }
@@ -215,17 +214,18 @@ struct Check {
 impl Check {
     fn certificate(&self, chain: &[CertificateDer<'_>]) -> Result<Certificate> {
         let Some((certificate, above)) = chain.split_first() else {
-            return Err(Error::denied(
-                "the peer has no certificate; hint: it has to join the cluster (`weir join`)",
-            ));
+            return Err(
+                Error::denied("the peer has no certificate").hint("it has to join the cluster (`weir join`)")
+            );
         };
         match self.whom {
             Whom::Cluster => Certificate::verify(certificate, &self.authorities, (self.now)()),
             Whom::Pinned(pin) => {
                 let Some(authority) = above.iter().find(|above| Pin::of(above) == pin) else {
                     return Err(Error::denied(
-                        "the cluster at this address is not the one that the token is for; hint: make a new token there",
-                    ));
+                        "the cluster at this address is not the one that the token is for",
+                    )
+                    .hint("make a new token there"));
                 };
                 Certificate::verify(certificate, &[authority.to_vec()], (self.now)())
             }
@@ -274,7 +274,7 @@ impl ServerCertVerifier for Verifier {
         chain.extend(above.iter().cloned());
         match self.check.certificate(&chain) {
             Ok(_) => Ok(ServerCertVerified::assertion()),
-            Err(e) => Err(rustls::Error::General(e.context)),
+            Err(e) => Err(rustls::Error::General(e.to_string())),
         }
     }
     fn verify_tls12_signature(

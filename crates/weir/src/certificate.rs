@@ -202,11 +202,12 @@ impl Caller {
 pub fn explain(e: Error) -> Failure {
     match e.kind {
         ErrorKind::Denied if of_commands().is_none() => {
-            let (error, _) = Failure::from(e).parts(); // the node's hint is for servers: to join
-            Failure::new(
-                Error::denied(error),
-                "commands on other machines need a certificate: `--certificate FILE`, or the directory of a node (`--dir`)",
+            // The node's hint is for servers: to join.
+            e.hint(
+                "commands on other machines need a certificate: `--certificate FILE`, or the directory of \
+                 a node (`--dir`)",
             )
+            .into()
         }
         _ => e.into(),
     }

@@ -11,7 +11,7 @@ use weir_env::Addr;
 use weir_fuse::Transport;
 use weir_proto::map::{Scheme, Settings};
 use weir_proto::network::Network;
-use weir_proto::{ClusterId, Error};
+use weir_proto::{ClusterId, Error, ErrorKind};
 
 /// A value that is written in the file as the text that it displays as.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -279,7 +279,8 @@ fn wrong_line(name: &str, text: &str, e: &toml::de::Error) -> Failure {
     let key = line.split(['=', '#']).next().unwrap_or("").trim();
     let message = e.message().lines().next().unwrap_or("cannot be read");
     let place = if key.is_empty() { String::new() } else { format!(" {key}:") };
-    let error = Error::invalid(format!("{name}:{line_number}:{place} {message}"));
+    let text = format!("{name}:{line_number}:{place} {message}");
+    let error = Error::of_text(ErrorKind::Invalid, text);
     // "unknown field `x`, expected one of `a`, `b`": every second part is a quoted word.
     let mut quoted = message.split('`').skip(1).step_by(2);
     let known = quoted.next().and_then(|unknown| did_you_mean(unknown, quoted));
@@ -296,7 +297,8 @@ fn wrong_line(name: &str, text: &str, e: &toml::de::Error) -> Failure {
 pub fn check(name: &str, config: &Config) -> Outcome<()> {
     let bad = |key: &str, why: String| {
         let hint = "`weir config reference` prints every key with its default";
-        Err(Failure::new(Error::invalid(format!("{name}: {key}: {why}")), hint))
+        let text = format!("{name}: {key}: {why}");
+        Err(Failure::new(Error::of_text(ErrorKind::Invalid, text), hint))
     };
     let cell = config.coord.cell_kib;
     if !cell.is_power_of_two() || !(64..=4096).contains(&cell) {
@@ -368,7 +370,7 @@ mod tests {
         for (text, error, hint) in cases {
             let failure = parse("f", text).unwrap_err();
             assert!(failure.error.context.starts_with(error), "{text:?}: {}", failure.error.context);
-            assert!(failure.hint.as_deref().unwrap().contains(hint), "{text:?}: {:?}", failure.hint);
+            assert!(failure.parts().1.unwrap().contains(hint), "{text:?}: {failure}");
         }
     }
 

@@ -2,22 +2,24 @@
 //!
 //! Printed once, in `main`, as `error: …` and `hint: …`; the exit code follows from the error's kind.
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::fmt;
 use strsim::levenshtein;
 use weir_proto::{Error, ErrorKind};
 
 pub type Outcome<T> = Result<T, Failure>;
 
-/// An error with the user's remedy.
+/// An error, printed with the user's remedy.
 #[derive(Debug)]
 pub struct Failure {
     pub error: Error,
-    pub hint: Option<String>,
 }
 
 impl Failure {
-    pub fn new(error: Error, hint: impl Into<String>) -> Failure {
-        Failure { error, hint: Some(hint.into()) }
+    /// With the command's hint, unless the error has its own: that one knows more.
+    pub fn new(error: Error, hint: impl Into<Cow<'static, str>>) -> Failure {
+        let hint = Some(error.hint.unwrap_or_else(|| hint.into()));
+        Failure { error: Error { hint, ..error } }
     }
     pub fn kind(&self) -> ErrorKind {
         self.error.kind
@@ -31,24 +33,15 @@ impl Failure {
         let (error, hint) = self.parts();
         json!({ "error": error, "hint": hint, "exit_status": self.kind().exit_code() })
     }
-    /// The two parts as they are printed. A node's refusal has its hint in the text of the error; that one
-    /// knows more than the command's.
-    pub fn parts(&self) -> (String, Option<String>) {
-        let text = self.error.context.trim();
-        let Some((error, hint)) = text.split_once("hint: ") else {
-            return (text.to_string(), self.hint.clone());
-        };
-        // The hint may be in parentheses, and may have some of its own.
-        let is_inside = hint.matches(')').count() > hint.matches('(').count();
-        let hint = if is_inside { hint.trim_end_matches(')') } else { hint };
-        let error = error.trim_end_matches([' ', '\n', ';', ',', '(', '—', '-']);
-        (error.to_string(), Some(hint.to_string()))
+    /// The two parts as they are printed.
+    pub fn parts(&self) -> (&str, Option<&str>) {
+        (self.error.context.trim(), self.error.hint.as_deref())
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure { error, hint: None }
+        Failure { error }
     }
 }
 
@@ -74,11 +67,11 @@ impl<T> Doing<T> for std::io::Result<T> {
                 }
                 (ErrorKind::Denied, _) => Failure::new(error, "run it as a user who may do that"),
                 (_, std::io::ErrorKind::AlreadyExists) => {
-                    Failure::new(Error::exists(error.context), "choose another path")
+                    Failure::new(error.of_kind(ErrorKind::Exists), "choose another path")
                 }
                 // The kernel's answer for a mount without a process.
                 (_, std::io::ErrorKind::NotConnected) => Failure::new(
-                    Error::unavailable(error.context),
+                    error.of_kind(ErrorKind::Unavailable),
                     "the mount's process has ended: `weir unmount MOUNTPOINT`, then mount again",
                 ),
                 _ => error.into(),
@@ -107,6 +100,7 @@ pub fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_proto::wire::Wire;
 
     #[test]
     fn the_nearest_word_is_suggested_and_a_far_one_is_not() {
@@ -131,13 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_inside_a_nodes_refusal_is_printed_as_a_hint() {
-        let failure = Failure::from(Error::denied("the target is of another cluster; hint: check it"));
-        assert_eq!(failure.to_string(), "error: the target is of another cluster\nhint: check it");
-        let failure = Failure::new(Error::not_found("no pool (hint: there are (only) two)"), "try another");
-        assert_eq!(failure.to_string(), "error: no pool\nhint: there are (only) two");
-        let failure = Failure::from(Error::unsupported("no certificates; hint: found it anew (`weir init`)"));
-        assert_eq!(failure.to_string(), "error: no certificates\nhint: found it anew (`weir init`)");
+    fn the_hint_of_an_error_is_printed_instead_of_the_commands() {
+        let error = Error::denied("the target is of another cluster").hint("check it");
+        let printed = "error: the target is of another cluster\nhint: check it";
+        assert_eq!(Failure::from(error.clone()).to_string(), printed);
+        let sent = Error::from_bytes(&error.to_bytes()).unwrap();
+        assert_eq!(Failure::new(sent, "try another").to_string(), printed);
+        let failure = Failure::new(Error::not_found("no pool"), "try another").doing("add it");
+        assert_eq!(failure.to_string(), "error: add it: no pool\nhint: try another");
     }
 
     #[test]

@@ -420,7 +420,7 @@ mod tests {
         }
         let known = ["memory-mib", "name"].map(String::from);
         let refused = words("cluster=x,memroy-mib=1").check_named(&known).unwrap_err();
-        assert_eq!(refused.hint.unwrap(), "did you mean memory-mib=…?");
+        assert_eq!(refused.error.hint.unwrap(), "did you mean memory-mib=…?");
         assert!(words("cluster=x,name=n").check_named(&known).is_ok());
     }
 

@@ -49,7 +49,7 @@ mod users;
 use clap::Parser;
 use failure::{Failure, Outcome};
 use std::process::ExitCode;
-use weir_proto::Error;
+use weir_proto::{Error, ErrorKind};
 
 #[global_allocator]
 static ALLOCATOR: weir_env::real::Allocator = weir_env::real::Allocator;
@@ -99,7 +99,7 @@ fn main() -> ExitCode {
 fn wrong_clock_of_a_test() -> Outcome<()> {
     let ahead = std::env::var("WEIR_CLOCK_AHEAD_S").ok().filter(|_| cfg!(debug_assertions));
     let Some(ahead) = ahead else { return Ok(()) };
-    let bad = |_| weir_proto::Error::invalid(format!("WEIR_CLOCK_AHEAD_S={ahead}: expected seconds"));
+    let bad = |_| Error::invalid(format!("WEIR_CLOCK_AHEAD_S={ahead}: expected seconds"));
     weir_env::real::set_wall_ahead(ahead.parse().map_err(bad)?);
     Ok(())
 }
@@ -128,9 +128,12 @@ fn usage_as_json(e: &clap::Error) -> ExitCode {
     let text = e.to_string();
     let (error, hint) = text.split_once('\n').unwrap_or((&text, ""));
     let lines: Vec<&str> = hint.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let error = Error::invalid(error.trim_start_matches("error: ").trim());
-    let hint = (!lines.is_empty()).then(|| lines.join("; "));
-    ended(Err(Failure { error, hint }), Says::Json)
+    let error = Error::of_text(ErrorKind::Invalid, error.trim_start_matches("error: ").trim());
+    let failure = match lines.is_empty() {
+        true => error.into(),
+        false => Failure::new(error, lines.join("; ")),
+    };
+    ended(Err(failure), Says::Json)
 }
 
 /// How a failure is printed.

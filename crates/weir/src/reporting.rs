@@ -137,7 +137,7 @@ pub fn of_storage(env: &Env, host: &str, name: &str, storage: &Arc<StorageNode>)
                 code: REFUSES.to_owned(),
                 severity: Severity::Warning,
                 about: target.to_string(),
-                text: format!("{target} ({name}) refuses new data: {}", why.context),
+                text: format!("{target} ({name}) refuses new data: {why}"),
                 action: "delete or evict files, free space on its file system, or add targets".to_owned(),
             };
             Condition { troubles: refusals.into_iter().map(trouble).collect(), ..plain(&host) }

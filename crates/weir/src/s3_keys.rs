@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use weir_home::{Credentials, KeySource, Lender, Token, parse_credentials};
-use weir_proto::{Error, Result};
+use weir_proto::{Error, ErrorKind, Result};
 
 const CONTAINER_SERVICE: &str = "http://169.254.170.2";
 const INSTANCE_SERVICE: &str = "http://169.254.169.254";
@@ -71,7 +71,7 @@ pub fn read_keys(file: &Path) -> Result<String> {
 }
 
 pub fn parse_keys(file: &Path, text: &str, profile: &str) -> Result<Credentials> {
-    parse_credentials(text, profile).map_err(|e| Error::denied(format!("{}: {}", file.display(), e.context)))
+    parse_credentials(text, profile).map_err(|e| e.of_kind(ErrorKind::Denied).doing(file.display()))
 }
 
 /// A file that others can change or read must hold no keys. The opened file is checked, not its path.

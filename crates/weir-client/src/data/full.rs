@@ -38,10 +38,7 @@ impl Data {
             Some(then) => then,
             None => self.report_full(view, index).await,
         };
-        Error {
-            kind: ErrorKind::NoSpace,
-            context: format!("{} refuses it: {}{then}", view.name_of(index), e.context),
-        }
+        Error { context: format!("{} refuses it: {}{then}", view.name_of(index), e.context), ..e }
     }
 
     /// The same for an overlay: its sequencer answers for all members that keep the cell's log, so these are

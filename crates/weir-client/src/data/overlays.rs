@@ -8,7 +8,7 @@ use weir_proto::data::{
     OVERLAY_PARTS_MAX, OverlayKind, OverlayPart, OverlayWritten, WriteOverlay, WriteOverlays,
 };
 use weir_proto::version::LEVEL_OF_OVERLAY_PARTS;
-use weir_proto::{Error, ErrorKind, Result, checksum};
+use weir_proto::{ErrorKind, Result, checksum};
 use weir_rpc::{Answered, Payload};
 
 /// An overlay is written again this often if the member that was full has space when it is asked.
@@ -151,7 +151,7 @@ impl Data {
                 }
             }
             if !retry.has_time() {
-                return Err(Error::deadline(format!("not done by the deadline: {e}")));
+                return Err(e.of_kind(ErrorKind::Deadline).doing("not done by the deadline"));
             }
             waiting.replace(self.waits.begin(view.name_of(through)));
             retry.pause().await;

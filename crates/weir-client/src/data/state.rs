@@ -5,7 +5,7 @@ use crate::member::Pacing;
 use weir_env::BoxFuture;
 use weir_proto::data::{CellStat, StatCell};
 use weir_proto::map::MemberState;
-use weir_proto::{Error, ErrorKind, Result, Seq, Version};
+use weir_proto::{ErrorKind, Result, Seq, Version};
 
 impl Data {
     /// A member's state of the stripe.
@@ -35,7 +35,7 @@ impl Data {
                 Err(e) => return Err(e),
             };
             if !retry.has_time() {
-                return Err(Error::deadline(format!("not done by the deadline: {e}")));
+                return Err(e.of_kind(ErrorKind::Deadline).doing("not done by the deadline"));
             }
             waiting.replace(self.waits.begin(format!("targets of {}", view.group().id)));
             self.wait_newer(view.map_version(), retry.next_pause()).await;

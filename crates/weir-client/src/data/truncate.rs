@@ -50,7 +50,7 @@ impl Data {
                 Err(e) => e,
             };
             if !retry.has_time() {
-                return Err(doing(Error::deadline(format!("not done by the deadline: {e}"))));
+                return Err(doing(e.of_kind(ErrorKind::Deadline).doing("not done by the deadline")));
             }
             if e.kind == ErrorKind::Stale {
                 self.wait_newer(map.version, MAP_PATIENCE.min(self.left(deadline))).await;

@@ -11,15 +11,12 @@ pub fn add_rule(map: &mut ClusterMap, add: &AccessAdd) -> Result<String> {
     let (rule, rules) = (&add.rule, &mut map.access.0);
     rule.check()?;
     if rules.iter().any(|known| known.name == rule.name) {
-        return Err(Error::exists(format!(
-            "there is a rule {:?} already; hint: remove it first, or choose another name",
-            rule.name
-        )));
+        return Err(Error::exists(format!("there is a rule {:?} already", rule.name))
+            .hint("remove it first, or choose another name"));
     }
     if rules.len() >= RULES_MAX {
-        return Err(Error::invalid(format!(
-            "there are {RULES_MAX} rules for mounts, which is the most; hint: globs and networks let one rule name many nodes"
-        )));
+        return Err(Error::invalid(format!("there are {RULES_MAX} rules for mounts, which is the most"))
+            .hint("globs and networks let one rule name many nodes"));
     }
     let at = match &add.before {
         None => rules.len(),
@@ -44,9 +41,10 @@ pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
     }
     if map.level < LEVEL_OF_STEPS {
         return Err(Error::unsupported(format!(
-            "a cluster of level {} records neither opens nor changes; hint: `weir upgrade finish` raises the level",
+            "a cluster of level {} records neither opens nor changes",
             map.level
-        )));
+        ))
+        .hint("`weir upgrade finish` raises the level"));
     }
     map.audits.retain(|known| known.volumes != rule.volumes);
     let said = match (rule.opens, rule.changes) {
@@ -66,7 +64,7 @@ pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
 }
 
 fn no_rule(name: &str) -> Error {
-    Error::not_found(format!("there is no rule {name:?}; hint: `weir access list` shows all rules"))
+    Error::not_found(format!("there is no rule {name:?}")).hint("`weir access list` shows all rules")
 }
 
 #[cfg(test)]

@@ -211,10 +211,8 @@ pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<Wa
 pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<Vec<WantedGroups>> {
     let all = pools(map);
     if let Some(pool) = pool.filter(|pool| !all.contains(pool)) {
-        return Err(Error::not_found(format!(
-            "no target is in pool {pool:?}; hint: there are the pools {}",
-            all.into_iter().collect::<Vec<_>>().join(", ")
-        )));
+        return Err(Error::not_found(format!("no target is in pool {pool:?}"))
+            .hint(format!("there are the pools {}", all.into_iter().collect::<Vec<_>>().join(", "))));
     }
     let asked = || all.iter().filter(|p| pool.is_none_or(|pool| **p == pool));
     let wanted: Vec<WantedGroups> = asked().filter_map(|pool| WantedGroups::of(map, pool, scheme)).collect();

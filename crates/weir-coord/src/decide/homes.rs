@@ -11,10 +11,8 @@ pub fn allow_home(rules: &mut Vec<HomeRule>, rule: HomeRule) -> Result<bool> {
         return Ok(is_new);
     }
     if rules.len() >= HOME_RULES_MAX {
-        return Err(Error::invalid(format!(
-            "homes are allowed in {HOME_RULES_MAX} places already; hint: allow a directory above, or forbid one that is not \
-             needed"
-        )));
+        return Err(Error::invalid(format!("homes are allowed in {HOME_RULES_MAX} places already"))
+            .hint("allow a directory above, or forbid one that is not needed"));
     }
     rules.push(rule);
     Ok(true)
@@ -26,9 +24,8 @@ pub fn forbid_home(rules: &mut Vec<HomeRule>, place: &str) -> Result<()> {
     rules.retain(|known| !is_same_place(&known.place, place));
     match rules.len() < before {
         true => Ok(()),
-        false => Err(Error::not_found(format!(
-            "no rule allows homes in {place}; hint: `weir home list` shows the rules, each is taken back by its own place"
-        ))),
+        false => Err(Error::not_found(format!("no rule allows homes in {place}"))
+            .hint("`weir home list` shows the rules, each is taken back by its own place")),
     }
 }
 

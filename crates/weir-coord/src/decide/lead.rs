@@ -26,9 +26,9 @@ pub fn take_lead(
     let present = match map.namespaces.iter().position(|v| v.name == *name) {
         Some(at) if map.copies_of(map.namespaces[at].id).is_some() => {
             return Err(Error::denied(format!(
-                "namespace {name:?} has copies on several nodes, and the coordinator decides which one leads; hint: use a \
-                 program of this release for all of them"
-            )));
+                "namespace {name:?} has copies on several nodes, and the coordinator decides which one leads"
+            ))
+            .hint("use a program of this release for all of them"));
         }
         Some(at) if map.namespaces[at].uuid == lead.uuid => {
             may_continue(map, progress, &map.namespaces[at], lead)?;
@@ -65,11 +65,13 @@ pub fn may_found(
         (Some(entry), Some(replaced)) => {
             Err(Error::denied(format!("namespace {name:?} is {}, not {replaced}", entry.uuid)))
         }
-        (Some(entry), None) => Err(Error::exists(format!(
-            "namespace {name:?} exists already; hint: start it with its own directory, whose file system may not be \
-             mounted; to give up that namespace and all its files for ever: weir meta --new --instead-of {}",
-            entry.uuid
-        ))),
+        (Some(entry), None) => {
+            Err(Error::exists(format!("namespace {name:?} exists already")).hint(format!(
+                "start it with its own directory, whose file system may not be mounted; to give up that \
+                 namespace and all its files for ever: weir meta --new --instead-of {}",
+                entry.uuid
+            )))
+        }
     }
 }
 
@@ -95,11 +97,15 @@ fn may_continue(
     let known = progress.get(&entry.id).copied().unwrap_or(0);
     if lead.changes < known {
         return Err(Error::denied(format!(
-            "the directory is an old copy of namespace {:?}: it holds {} changes, and the newest is known to hold {known}; \
-             hint: put the newest one back. A copy is not used, because new files would get the space of existing ones. If \
-             the newest is lost, found the namespace again in an empty directory (`weir meta --new --instead-of {}`) and bring the \
-             files back from their homes and backups",
-            entry.name, lead.changes, entry.uuid
+            "the directory is an old copy of namespace {:?}: it holds {} changes, and the newest is known \
+             to hold {known}",
+            entry.name, lead.changes
+        ))
+        .hint(format!(
+            "put the newest one back. A copy is not used, because new files would get the space of \
+             existing ones. If the newest is lost, found the namespace again in an empty directory (`weir \
+             meta --new --instead-of {}`) and bring the files back from their homes and backups",
+            entry.uuid
         )));
     }
     Ok(())
@@ -119,15 +125,15 @@ fn no_directory_of(map: &ClusterMap, lead: &LeadNamespace) -> Error {
     let name = &lead.namespace;
     match map.namespaces.iter().find(|v| v.name == *name) {
         Some(entry) => Error::denied(format!(
-            "the directory holds namespace {}, but {name:?} of cluster {} is {}; hint: directories may be swapped or \
-             mounted in the wrong place; put the right one back",
+            "the directory holds namespace {}, but {name:?} of cluster {} is {}",
             lead.uuid, map.cluster, entry.uuid
-        )),
+        ))
+        .hint("directories may be swapped or mounted in the wrong place; put the right one back"),
         None => Error::denied(format!(
-            "the directory holds namespace {name:?}, which the coordinator of cluster {} does not know; hint: the \
-             coordinator's directory may be an old copy, or a new one; put the right one back",
+            "the directory holds namespace {name:?}, which the coordinator of cluster {} does not know",
             map.cluster
-        )),
+        ))
+        .hint("the coordinator's directory may be an old copy, or a new one; put the right one back"),
     }
 }
 

@@ -98,7 +98,7 @@ fn only_the_namespaces_own_and_newest_directory_has_the_lead() {
                 assert_eq!(map.namespaces.iter().filter(|v| v.name == lead.namespace).count(), 1);
             }
             (Err(e), Err((kind, says))) => {
-                assert!(e.kind == kind && e.context.contains(says), "{lead:?}: {e:?}");
+                assert!(e.kind == kind && e.to_string().contains(says), "{lead:?}: {e:?}");
                 assert_eq!(map, before, "a refusal changes nothing");
             }
             (got, expected) => panic!("{lead:?}: {got:?}, not {expected:?}"),

@@ -109,15 +109,12 @@ pub fn remove_target(map: &mut ClusterMap, target: TargetId) -> Result<String> {
     let has = |g: &&Group| member_of(g, target).is_some();
     let places = map.groups.iter().filter(has).count();
     if places > 0 || map.moves.iter().any(|m| m.to == target) {
-        return Err(Error::exists(format!(
-            "{target} has a place in {places} placement groups; hint: `weir target drain {target}` gives them to \
-             other targets"
-        )));
+        return Err(Error::exists(format!("{target} has a place in {places} placement groups"))
+            .hint(format!("`weir target drain {target}` gives them to other targets")));
     }
     if entry.state == TargetState::Up {
-        return Err(Error::exists(format!(
-            "{target} is in service, without data; hint: stop its storage process first"
-        )));
+        return Err(Error::exists(format!("{target} is in service, without data"))
+            .hint("stop its storage process first"));
     }
     map.last_target = map.targets.iter().map(|t| t.id).max().unwrap_or_default().max(map.last_target);
     map.targets.retain(|t| t.id != target);
@@ -149,9 +146,10 @@ fn check_level(map: &ClusterMap) -> Result<()> {
         return Ok(());
     }
     Err(Error::unsupported(format!(
-        "the cluster is at level {}: places move from level {LEVEL_OF_GROWTH} on; hint: weir upgrade finish",
+        "the cluster is at level {}: places move from level {LEVEL_OF_GROWTH} on",
         map.level
-    )))
+    ))
+    .hint("weir upgrade finish"))
 }
 
 fn group_of(map: &ClusterMap, group: PgId) -> Result<&Group> {

@@ -88,24 +88,24 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> 
     let name = entry.name.clone();
     if entry.uuid != said.uuid {
         return Err(Error::denied(format!(
-            "the directory holds namespace {}, but {name:?} is {}; hint: the namespace was founded again; a copy begins in an \
-             empty directory",
+            "the directory holds namespace {}, but {name:?} is {}",
             said.uuid, entry.uuid
-        )));
+        ))
+        .hint("the namespace was founded again; a copy begins in an empty directory"));
     }
     let copies = map.copies_of(said.namespace);
     let (Some(wanted), Some(mut group)) = (copies.map(|c| c.wanted), journal_group(map, said.namespace))
     else {
-        return Err(Error::unavailable(format!(
-            "namespace {name:?} is to have one copy, its leader's; hint: `weir namespace copies {name} 2`"
-        )));
+        return Err(Error::unavailable(format!("namespace {name:?} is to have one copy, its leader's"))
+            .hint(format!("`weir namespace copies {name} 2`")));
     };
     let id = said.node;
     match group.state(id) {
         None if group.members.len() >= usize::from(wanted) => {
             return Err(Error::unavailable(format!(
-                "namespace {name:?} is to have {wanted} copies, and has them; hint: `weir namespace copies`"
-            )));
+                "namespace {name:?} is to have {wanted} copies, and has them"
+            ))
+            .hint("`weir namespace copies`"));
         }
         None => group.members.push(JournalMember { id, state: MemberState::Down, since: Epoch(0) }),
         Some(MemberState::Down) => {}
@@ -134,9 +134,10 @@ fn forget_copy(
     let others = group.members.iter().any(|m| m.id != id && Some(m.since) == newest);
     if !others {
         return Err(Error::denied(format!(
-            "the directory is an old copy of namespace {name:?}, or lost what it had: it holds {has} changes, and at least \
-             {least} were made; no other copy is known to have them all; hint: put the newest directory back"
-        )));
+            "the directory is an old copy of namespace {name:?}, or lost what it had: it holds {has} \
+             changes, and at least {least} were made; no other copy is known to have them all"
+        ))
+        .hint("put the newest directory back"));
     }
     for member in group.members.iter_mut().filter(|m| m.id == id) {
         member.since = Epoch(0);
@@ -227,10 +228,10 @@ pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
     let SetCopies { namespace: name, copies: wanted, without } = asked;
     if map.level < LEVEL_OF_COPIES {
         return Err(Error::unsupported(format!(
-            "the cluster is at level {}: programs that know nothing of copies may be in it; hint: upgrade all nodes, then \
-             `weir upgrade finish`",
+            "the cluster is at level {}: programs that know nothing of copies may be in it",
             map.level
-        )));
+        ))
+        .hint("upgrade all nodes, then `weir upgrade finish`"));
     }
     if *wanted == 0 {
         return forget_copies(map, name);
@@ -251,9 +252,10 @@ pub fn set_copies(map: &mut ClusterMap, asked: &SetCopies) -> Result<String> {
         let is_kept = group.state(*node).is_some();
         if let Some(node) = map.node(*node).filter(|node| node.up && is_kept) {
             return Err(Error::exists(format!(
-                "node {:?} is up: it would take the place again at once; hint: stop its metadata process first",
+                "node {:?} is up: it would take the place again at once",
                 node.name
-            )));
+            ))
+            .hint("stop its metadata process first"));
         }
         remove_copy(map, &mut group, *node)?;
     }
@@ -282,9 +284,10 @@ fn forget_copies(map: &mut ClusterMap, name: &str) -> Result<String> {
     let copies = copies.ok_or_else(|| Error::exists(format!("namespace {name:?} has one copy only")))?;
     if let Some(node) = copies.members.iter().filter_map(|m| map.node(m.node)).find(|node| node.up) {
         return Err(Error::exists(format!(
-            "node {:?} keeps a copy of namespace {name:?}, and is up; hint: use that copy; if it is worth nothing, stop the node first",
+            "node {:?} keeps a copy of namespace {name:?}, and is up",
             node.name
-        )));
+        ))
+        .hint("use that copy; if it is worth nothing, stop the node first"));
     }
     map.copies.retain(|c| c.namespace != namespace);
     for entry in map.namespaces.iter_mut().filter(|v| v.id == namespace) {
@@ -300,7 +303,7 @@ fn first_copy(entry: &NamespaceEntry, wanted: u8) -> Result<NamespaceCopies> {
         return Err(Error::exists(format!("namespace {name:?} has one copy already, its leader's")));
     }
     let leader = entry.leader.ok_or_else(|| {
-        Error::unavailable(format!("namespace {name:?} has no leader; hint: start its metadata node first"))
+        Error::unavailable(format!("namespace {name:?} has no leader")).hint("start its metadata node first")
     })?;
     let first = NamespaceCopy { node: leader, state: MemberState::Current, since: entry.leader_epoch };
     Ok(NamespaceCopies { namespace: entry.id, wanted, members: vec![first] })
@@ -312,10 +315,12 @@ fn remove_copy(map: &ClusterMap, group: &mut JournalGroup<NodeId>, node: NodeId)
     let state = state.ok_or_else(|| Error::not_found(format!("{name} keeps no copy of the namespace")))?;
     if !group.current().any(|id| id != node) {
         return Err(Error::denied(format!(
-            "without the copy of {name} none is left that is known to hold every change; hint: start another node that \
-             keeps one, and wait until `weir namespace list` calls it current; if all copies are lost: \
-             `weir namespace copies NAMESPACE --lost`"
-        )));
+            "without the copy of {name} none is left that is known to hold every change"
+        ))
+        .hint(
+            "start another node that keeps one, and wait until `weir namespace list` calls it current; if \
+             all copies are lost: `weir namespace copies NAMESPACE --lost`",
+        ));
     }
     if state != MemberState::Down {
         go_down(map, group, node);

@@ -70,7 +70,10 @@ fn three() -> (ClusterMap, Progress) {
 fn nodes_take_the_places_that_are_asked_for() {
     let (mut map, progress) = led();
     let e = keep_copy(&mut map, &progress, &announces(2, 0)).unwrap_err();
-    assert!(e.kind == ErrorKind::Unavailable && e.context.contains("weir namespace copies root 2"), "{e}");
+    assert!(
+        e.kind == ErrorKind::Unavailable && e.to_string().contains("weir namespace copies root 2"),
+        "{e}"
+    );
     assert_eq!(set_copies(&mut map, &asks(1, None)).unwrap_err().kind, ErrorKind::Exists);
     assert_eq!(set_copies(&mut map, &asks(9, None)).unwrap_err().kind, ErrorKind::Invalid);
     assert!(set_copies(&mut map, &asks(2, None)).is_ok());
@@ -199,7 +202,7 @@ fn the_last_copy_that_has_everything_stays() {
     assert!(set_copies(&mut map, &asks(2, None)).is_ok());
     assert_eq!(seen(&map), "1: 1c 2c", "the leader stays, and the highest number goes");
     let refused = set_copies(&mut map, &asks(2, Some(1))).unwrap_err();
-    assert!(refused.context.contains("stop its metadata process first"), "{refused}");
+    assert!(refused.to_string().contains("stop its metadata process first"), "{refused}");
     up(&mut map, 1, false);
     assert!(set_copies(&mut map, &asks(2, Some(1))).is_ok());
     assert_eq!(seen(&map), "2: 2c");

@@ -145,7 +145,7 @@ fn nothing_is_replaced_below_the_level_that_knows_it() {
     map.level = 2;
     let step = plan(&map, &observed(&[3], 0)).steps[0];
     let refused = replace(&mut map, step.group, step.place, step.to).unwrap_err();
-    assert!(refused.kind == ErrorKind::Unsupported && refused.context.contains("weir upgrade finish"));
+    assert!(refused.kind == ErrorKind::Unsupported && refused.to_string().contains("weir upgrade finish"));
 }
 
 #[test]

@@ -67,9 +67,10 @@ fn check_level(map: &ClusterMap) -> Result<()> {
         return Ok(());
     }
     Err(Error::unsupported(format!(
-        "the cluster is at level {}: targets are replaced from level {LEVEL_OF_REPLACEMENT} on; hint: weir upgrade finish",
+        "the cluster is at level {}: targets are replaced from level {LEVEL_OF_REPLACEMENT} on",
         map.level
-    )))
+    ))
+    .hint("weir upgrade finish"))
 }
 
 fn group_of(map: &mut ClusterMap, group: PgId) -> Result<&mut Group> {

@@ -27,10 +27,8 @@ pub fn finished_level(map: &ClusterMap, connected: &[Connected]) -> Result<u16> 
     let older: Vec<&Connected> = all.iter().filter(|c| c.level < level).collect();
     match older.is_empty() {
         true => Ok(level),
-        false => Err(Error::unsupported(format!(
-            "level {level} is not known to all: {}; hint: upgrade and restart them, then finish the upgrade",
-            Named(&older)
-        ))),
+        false => Err(Error::unsupported(format!("level {level} is not known to all: {}", Named(&older)))
+            .hint("upgrade and restart them, then finish the upgrade")),
     }
 }
 
@@ -115,7 +113,7 @@ mod tests {
     #[test]
     fn nodes_of_a_lower_level_are_named() {
         let old = |map: ClusterMap, connected: &[(&str, u16)]| {
-            finished_level(&map, &others(connected)).unwrap_err().context
+            finished_level(&map, &others(connected)).unwrap_err().to_string()
         };
         let down = old(map(1, &[("s1", 2), ("s2", 1)]), &[("coordinator", 2)]);
         assert!(down.starts_with("level 2 is not known to all: s2 knows level 1;"), "{down}");

@@ -4,6 +4,7 @@
 //! once: callers send only requests for which that is harmless. All answers must be of one etcd cluster.
 use super::EtcdConfig;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -134,9 +135,10 @@ impl Gateway {
         if known == found {
             return Ok(answer);
         }
-        Err(Failure::Refused(Error::denied(format!(
-            "the endpoints are of different etcd clusters ({known} and {found}); hint: correct coord.store"
-        ))))
+        Err(Failure::Refused(
+            Error::denied(format!("the endpoints are of different etcd clusters ({known} and {found})"))
+                .hint("correct coord.store"),
+        ))
     }
 }
 
@@ -217,10 +219,12 @@ fn post(agent: &Agent, url: &str, body: &str, patience: Duration) -> Answer {
         Some(value) if status == 200 && value.get("error").is_none() => Ok(value),
         Some(value) if value.get("error").is_some() => Err(refused(&value)),
         _ if status >= 500 => Err(Failure::Silent(format!("HTTP status {status}"))),
-        _ => Err(Failure::Refused(Error::unsupported(format!(
-            "{url} does not answer like etcd's JSON gateway (HTTP status {status}); hint: etcd 3.4 or newer, \
-             without --enable-grpc-gateway=false"
-        )))),
+        _ => Err(Failure::Refused(
+            Error::unsupported(format!(
+                "{url} does not answer like etcd's JSON gateway (HTTP status {status})"
+            ))
+            .hint("etcd 3.4 or newer, without --enable-grpc-gateway=false"),
+        )),
     }
 }
 
@@ -232,21 +236,23 @@ fn refused(answer: &Value) -> Failure {
     let message = text("message").or(text("error")).unwrap_or("an error without a message").to_owned();
     let code = error.get("code").or(error.get("grpc_code")).and_then(Value::as_u64).unwrap_or(0);
     let (kind, hint) = match code {
-        3 => (ErrorKind::Invalid, ""),
-        5 => (ErrorKind::NotFound, ""),
+        3 => (ErrorKind::Invalid, None),
+        5 => (ErrorKind::NotFound, None),
         7 | 16 => {
-            (ErrorKind::Denied, "; hint: check etcd.certificate and etcd.key, and what etcd lets them do")
+            (ErrorKind::Denied, Some("check etcd.certificate and etcd.key, and what etcd lets them do"))
         }
         8 if message.contains("space") => (
             ErrorKind::NoSpace,
-            "; hint: `etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm` free its space; start etcd with \
-             --auto-compaction-retention",
+            Some(
+                "`etcdctl compact`, `etcdctl defrag` and `etcdctl alarm disarm` free its space; start etcd \
+                 with --auto-compaction-retention",
+            ),
         ),
-        12 => (ErrorKind::Unsupported, "; hint: etcd 3.4 or newer"),
+        12 => (ErrorKind::Unsupported, Some("etcd 3.4 or newer")),
         // Without a leader, stopping, overloaded, cut off: try another member, or this one later.
         _ => return Failure::Silent(message),
     };
-    Failure::Refused(Error { kind, context: format!("{message}{hint}") })
+    Failure::Refused(Error { kind, context: message, hint: hint.map(Cow::Borrowed) })
 }
 
 fn tls(env: &Env, config: &EtcdConfig) -> Result<TlsConfig> {
@@ -266,9 +272,9 @@ fn tls(env: &Env, config: &EtcdConfig) -> Result<TlsConfig> {
             tls = tls.client_cert(Some(ClientCert::new_with_certs(&chain, key)));
         }
         _ => {
-            return Err(Error::invalid(
-                "etcd.certificate and etcd.key belong together; hint: give both, or neither",
-            ));
+            return Err(
+                Error::invalid("etcd.certificate and etcd.key belong together").hint("give both, or neither")
+            );
         }
     }
     Ok(tls.build())

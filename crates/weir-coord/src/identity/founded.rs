@@ -40,15 +40,14 @@ pub fn open_namespace(
     let (at, path, name) = (dir.display(), dir.join(NAMESPACE_FILE), &own.name);
     let found = text::bytes(disk, &path)?.map(|bytes| {
         let read = NamespaceIdentity::from_text(&bytes);
-        read.map_err(|e| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
+        read.map_err(|e| text::if_damaged(e.doing(format!("read {}", path.display())), DAMAGED_HINT))
     });
     let found = match (found.transpose()?, new) {
         (Some(found), false) => found,
         (Some(found), true) => {
-            return Err(Error::exists(format!(
-                "{at} holds namespace {:?} already; hint: omit --new",
-                found.name
-            )));
+            return Err(
+                Error::exists(format!("{at} holds namespace {:?} already", found.name)).hint("omit --new")
+            );
         }
         (None, true) => {
             crate::decide::may_found(map, name, own.instead_of, None)?;
@@ -59,24 +58,25 @@ pub fn open_namespace(
         (None, false) if !disk.exists(dir) => return Err(absent(dir, "meta")),
         (None, false) => {
             return Err(Error::not_found(format!(
-                "{at} is not the directory of namespace {name:?}: there is no {NAMESPACE_FILE} in it; hint: its file \
-                 system may not be mounted; `weir meta --new` founds a new namespace in an empty directory; a node whose copy \
-                 of the namespace is lost takes another one after `weir namespace copies {name} N --without NODE`"
+                "{at} is not the directory of namespace {name:?}: there is no {NAMESPACE_FILE} in it"
+            ))
+            .hint(format!(
+                "its file system may not be mounted; `weir meta --new` founds a new namespace in an empty \
+                 directory; a node whose copy of the namespace is lost takes another one after `weir \
+                 namespace copies {name} N --without NODE`"
             )));
         }
     };
     if found.cluster != map.cluster {
         return Err(Error::denied(format!(
-            "{at} holds namespace {:?} of cluster {}, this is cluster {}; hint: correct the directory, or the \
-             coordinator's address",
+            "{at} holds namespace {:?} of cluster {}, this is cluster {}",
             found.name, found.cluster, map.cluster
-        )));
+        ))
+        .hint("correct the directory, or the coordinator's address"));
     }
     if found.name != *name {
-        return Err(Error::denied(format!(
-            "{at} holds namespace {:?}, not {name:?}; hint: correct the directory, or --namespace",
-            found.name
-        )));
+        return Err(Error::denied(format!("{at} holds namespace {:?}, not {name:?}", found.name))
+            .hint("correct the directory, or --namespace"));
     }
     Ok(found)
 }
@@ -121,18 +121,22 @@ pub fn check_coordinator(disk: &dyn Disk, dir: &Path, new: bool) -> Result<Optio
     let found = text::bytes(disk, &path)?.map(|bytes| text::read(&bytes)?.id("cluster"));
     let found: Option<ClusterId> = found
         .transpose()
-        .map_err(|e: Error| text::with_hint(e.doing(format!("read {}", path.display())), DAMAGED_HINT))?;
+        .map_err(|e: Error| text::if_damaged(e.doing(format!("read {}", path.display())), DAMAGED_HINT))?;
     match (found, new) {
         (Some(found), false) => Ok(Some(found)),
-        (Some(found), true) => Err(Error::exists(format!(
-            "{at} is the coordinator's directory of cluster {found} already; hint: omit --new"
-        ))),
+        (Some(found), true) => {
+            Err(Error::exists(format!("{at} is the coordinator's directory of cluster {found} already"))
+                .hint("omit --new"))
+        }
         (None, true) => text::make_vacant(disk, dir, &COORDINATOR_FOUNDING).map(|()| None),
         (None, false) if !disk.exists(dir) => Err(absent(dir, "coord")),
         (None, false) => Err(Error::not_found(format!(
-            "{at} is not the directory of a cluster's coordinator: there is no {COORDINATOR_FILE} in it; hint: its file \
-             system may not be mounted; `weir coord --new` founds another cluster there, which can use nothing of this one"
-        ))),
+            "{at} is not the directory of a cluster's coordinator: there is no {COORDINATOR_FILE} in it"
+        ))
+        .hint(
+            "its file system may not be mounted; `weir coord --new` founds another cluster there, which \
+             can use nothing of this one",
+        )),
     }
 }
 
@@ -146,10 +150,8 @@ pub fn write_coordinator(disk: &dyn Disk, dir: &Path, cluster: ClusterId) -> Res
 }
 
 fn absent(dir: &Path, role: &str) -> Error {
-    Error::not_found(format!(
-        "{} does not exist; hint: mount its file system, or correct the path; `weir {role} --new` makes it",
-        dir.display()
-    ))
+    Error::not_found(format!("{} does not exist", dir.display()))
+        .hint(format!("mount its file system, or correct the path; `weir {role} --new` makes it"))
 }
 
 impl NamespaceIdentity {
@@ -200,7 +202,7 @@ mod tests {
     }
     fn says<T: std::fmt::Debug>(refused: Result<T>, kind: ErrorKind, text: &str, dir: &Path) {
         let e = refused.unwrap_err();
-        assert!(e.kind == kind && e.context.contains(text), "{e:?}");
+        assert!(e.kind == kind && e.to_string().contains(text), "{e:?}");
         assert!(e.context.contains(&dir.display().to_string()), "{e:?}");
     }
 

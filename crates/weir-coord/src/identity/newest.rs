@@ -65,7 +65,7 @@ pub fn check_newest_map(
     let Some(bytes) = text::bytes(disk, file)? else { return Ok(()) };
     let seen = Seen::from_text(&bytes).map_err(|e| {
         let hint = "remove this file: it only guards against an older copy of the coordinator's directory";
-        text::with_hint(e.doing(format!("read {}", file.display())), hint)
+        text::if_damaged(e.doing(format!("read {}", file.display())), hint)
     })?;
     let present = Seen::of(map, namespace);
     if seen.cluster != present.cluster {
@@ -88,10 +88,11 @@ pub fn older_map(known: u64, seen: u64) -> Error {
 
 /// `knows`: the evidence, as "it has …"; `was`: the newer state that was in use.
 pub fn older(knows: &str, was: &str) -> Error {
-    Error::denied(format!(
-        "the coordinator's directory is an older copy: {knows}, and {was} was in use; hint: put the newest one back (with \
-         etcd: its newest data). An older one is not used, because epochs and numbers would be given twice"
-    ))
+    Error::denied(format!("the coordinator's directory is an older copy: {knows}, and {was} was in use"))
+        .hint(
+            "put the newest one back (with etcd: its newest data). An older one is not used, because \
+             epochs and numbers would be given twice",
+        )
 }
 
 pub fn record_newest_map(
@@ -172,6 +173,6 @@ mod tests {
         }
         env.disk.write_atomic(&file, b"nonsense").unwrap();
         let damaged = check_newest_map(&*env.disk, &file, &map(1, 60, 3), None).unwrap_err();
-        assert!(damaged.context.contains("hint: remove this file"), "{damaged:?}");
+        assert!(damaged.to_string().contains("hint: remove this file"), "{damaged:?}");
     }
 }

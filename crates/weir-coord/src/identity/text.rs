@@ -35,7 +35,7 @@ impl Lines {
         find(&self.0, key).ok_or_else(|| damaged(format!("it has no {key}")))
     }
     pub fn id<T: std::str::FromStr<Err = String>>(&self, key: &str) -> Result<T> {
-        self.value(key)?.parse().map_err(|context| Error { kind: ErrorKind::Damaged, context })
+        self.value(key)?.parse().map_err(Error::damaged)
     }
     pub fn id_if_any<T: std::str::FromStr<Err = String>>(&self, key: &str) -> Result<Option<T>> {
         find(&self.0, key).map(|_| self.id(key)).transpose()
@@ -57,20 +57,16 @@ pub fn make_vacant(disk: &dyn Disk, dir: &Path, may_hold: &[&str]) -> Result<()>
     let is_expected = |name: &str| name == "lost+found" || name.ends_with(".tmp") || may_hold.contains(&name);
     match entries.iter().find(|e| !is_expected(&e.name)) {
         None => Ok(()),
-        Some(other) => Err(Error::exists(format!(
-            "{} is not empty (it holds {:?}); hint: name an empty directory",
-            dir.display(),
-            other.name
-        ))),
+        Some(other) => {
+            Err(Error::exists(format!("{} is not empty (it holds {:?})", dir.display(), other.name))
+                .hint("name an empty directory"))
+        }
     }
 }
 
-/// The same error, with a hint for a damaged file.
-pub fn with_hint(e: Error, hint: &str) -> Error {
-    match e.kind {
-        ErrorKind::Damaged => Error::damaged(format!("{}; hint: {hint}", e.context)),
-        _ => e,
-    }
+/// The same error, with a hint if the file is damaged.
+pub fn if_damaged(e: Error, hint: &'static str) -> Error {
+    if e.kind == ErrorKind::Damaged { e.hint(hint) } else { e }
 }
 
 pub fn store(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {

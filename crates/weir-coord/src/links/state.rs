@@ -86,7 +86,7 @@ impl Links {
             let link = links.entry(node).or_default();
             (link.not_before, link.late) = (now + PROBE_PAUSE, 0);
             link.strikes = Some(Strikes::one_more(link.strikes, now));
-            link.cut = Some(Cut { since: now, via, why: why.context.clone() });
+            link.cut = Some(Cut { since: now, via, why: why.to_string() });
         }
         self.changed.send_modify(|n| *n += 1);
     }

@@ -118,11 +118,7 @@ impl FileHome {
 /// The fault for the errno of a system call.
 fn fault(doing: &str, path: &HomePath, errno: Errno) -> Fault {
     let (kind, error, remedy) = map_errno(errno.raw_os_error());
-    Fault::new(
-        kind,
-        path,
-        Error { kind: error, context: format!("{doing} {path} at home: {errno}: {remedy}") },
-    )
+    Fault::new(kind, path, Error::new(error, format!("{doing} {path} at home: {errno}: {remedy}")))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -81,11 +81,7 @@ impl Failure {
                 (FaultKind::Unreachable, ErrorKind::Unavailable, "it is tried again", why.clone())
             }
         };
-        Fault::new(
-            kind,
-            path,
-            Error { kind: error, context: format!("{doing} {path} at home: {what}: {remedy}") },
-        )
+        Fault::new(kind, path, Error::new(error, format!("{doing} {path} at home: {what}: {remedy}")))
     }
 }
 
@@ -119,8 +115,8 @@ fn has_ended(code: &str) -> bool {
 /// There are no keys for a request. A service of keys that does not answer is tried again.
 fn no_keys(e: Error) -> Failure {
     match e.kind {
-        ErrorKind::Unavailable | ErrorKind::Deadline => Failure::Silent(e.context),
-        _ => Failure::Said(401, "NoKeys".into(), e.context),
+        ErrorKind::Unavailable | ErrorKind::Deadline => Failure::Silent(e.to_string()),
+        _ => Failure::Said(401, "NoKeys".into(), e.to_string()),
     }
 }
 

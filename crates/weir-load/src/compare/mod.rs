@@ -280,11 +280,12 @@ fn has_space(options: &Options, rows: &[RowName]) -> Result<()> {
         if free < needed {
             let mib = |n: u64| n.div_ceil(1 << 20);
             return Err(Error::no_space(format!(
-                "{} has {} MiB free, {} MiB are needed; hint: choose a smaller --size, or fewer --rows",
+                "{} has {} MiB free, {} MiB are needed",
                 dirs[0].display(),
                 free >> 20,
                 mib(needed)
-            )));
+            ))
+            .hint("choose a smaller --size, or fewer --rows"));
         }
     }
     Ok(())

@@ -193,7 +193,7 @@ pub fn worker_main() -> Result<()> {
     });
     let answer = match result {
         Ok(outcome) => Answer::Outcome(outcome),
-        Err(e) => Answer::Failed(e.context),
+        Err(e) => Answer::Failed(e.to_string()),
     };
     println!("{}", serde_json::to_string(&answer).expect("an answer is plain data"));
     Ok(())

@@ -53,10 +53,10 @@ pub fn start(mine: &Epochs, leaders: &Epochs, durable: CommitSeq) -> Result<Star
     match mine.shared_with(leaders) {
         Shared::TooOld => Ok(Start::Fetch),
         Shared::UpTo(seq) if seq < durable => Err(Error::damaged(format!(
-            "the records up to {} were durable in every copy, and the new leader's journal differs behind {}; hint: its \
-             directory may be an old copy",
+            "the records up to {} were durable in every copy, and the new leader's journal differs behind {}",
             durable.0, seq.0
-        ))),
+        ))
+        .hint("its directory may be an old copy")),
         Shared::UpTo(seq) => Ok(Start::After(seq)),
     }
 }

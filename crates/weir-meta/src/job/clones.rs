@@ -82,7 +82,7 @@ impl CloneLister {
                     let directory = dir;
                     tracing::warn!(%volume, %directory, "a clone's directory is not listed: {e}{more}");
                 }
-                self.failed(dir, e.context);
+                self.failed(dir, e.to_string());
             }
         }
         Ok(true)

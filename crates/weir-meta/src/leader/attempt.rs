@@ -2,7 +2,7 @@
 //!
 //! Invariants: the state that an operation saw and its grants belong to one moment. A change whose slot holds
 //! its reply already is not repeated.
-use super::full_disk::{SPACE_IS_SHORT, without_space};
+use super::full_disk::{space_is_short, without_space};
 use super::state::Parked;
 use super::{Leader, NO_SESSION, State};
 use crate::access::Mount;
@@ -165,7 +165,7 @@ impl Leader {
                 }
                 if is_short {
                     refused = true;
-                    return Err(Error::no_space(SPACE_IS_SHORT));
+                    return Err(space_is_short());
                 }
                 refused = true;
                 let mapped = namespace::admit::admit(&*txn, &rules, request)?;

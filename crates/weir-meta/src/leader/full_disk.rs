@@ -5,10 +5,16 @@
 use crate::ops::Operation;
 use weir_proto::{Error, ErrorKind};
 
-pub(super) const SPACE_IS_SHORT: &str = "the disk of the namespace's directory is nearly full: the rest is \
-    kept for removals and for files that are written; hint: remove files, or free space on that disk";
 /// How long a client waits before it repeats a change for which the leader's disk has no space.
 const FULL_WAIT_MS: u32 = 500;
+
+pub(super) fn space_is_short() -> Error {
+    Error::no_space(
+        "the disk of the namespace's directory is nearly full: the rest is kept for removals and for files \
+         that are written",
+    )
+    .hint("remove files, or free space on that disk")
+}
 
 /// The store could not take a change. One that adds nothing is repeated by its client until there is space:
 /// data that programs have written waits, and is not lost.
@@ -24,6 +30,6 @@ pub(super) fn until_space(what: &str, e: Error) -> Error {
     if e.kind != ErrorKind::NoSpace {
         return e;
     }
-    let context = format!("the disk of the namespace's directory is full, and {what} waits: {}", e.context);
-    Error { kind: ErrorKind::Busy { wait_ms: FULL_WAIT_MS }, context }
+    e.of_kind(ErrorKind::Busy { wait_ms: FULL_WAIT_MS })
+        .doing(format_args!("the disk of the namespace's directory is full, and {what} waits"))
 }

@@ -210,7 +210,7 @@ impl Leader {
             return e;
         }
         self.fail(&e);
-        Error::unavailable(format!("this leader ends: {}", e.context))
+        e.of_kind(ErrorKind::Unavailable).doing("this leader ends")
     }
 
     /// Waits until a commit is durable. A failed journal is reported once, and for ever; waiting clients ask
@@ -220,7 +220,7 @@ impl Leader {
         waited.map_err(|e| {
             self.fail(&e);
             // Another copy leads: it knows whether the change exists.
-            if e.kind == ErrorKind::Stale { Error::unavailable(e.context) } else { self.map_error(e) }
+            if e.kind == ErrorKind::Stale { e.of_kind(ErrorKind::Unavailable) } else { self.map_error(e) }
         })?;
         self.config.right.wait(&self.env).await
     }

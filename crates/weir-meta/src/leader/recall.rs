@@ -112,7 +112,7 @@ impl Leader {
             ranges,
             pinned: inode.pinned,
             at_home: why_not.is_none(),
-            why_not: why_not.map_or_else(String::new, |e| e.context),
+            why_not: why_not.map_or_else(String::new, |e| e.to_string()),
             recalls: state.recalls.states(r.ino),
         })
     }

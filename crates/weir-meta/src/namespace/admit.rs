@@ -111,7 +111,7 @@ impl Gate<'_> {
         };
         let why = format!("volume {name:?} is {how} for node {:?}: {}", self.mount.origin.name, decision.why);
         self.mount.report(self.rules.session, id, (&name, &why), self.what, self.uid);
-        Error { kind, context: format!("{why}; hint: `weir access list` shows the rules") }
+        Error::new(kind, why).hint("`weir access list` shows the rules")
     }
 }
 

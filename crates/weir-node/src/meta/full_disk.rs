@@ -91,10 +91,9 @@ impl MetaNode {
         let since = engine.and_then(|engine| engine.refuses_since());
         if leads && has_other && self.handing_over().is_due(since, now) {
             self.handing_over().note(now);
-            tracing::warn!(
-                "the disk of this node is full: another copy of namespace {:?} is to lead; hint: free space there",
-                self.own.name
-            );
+            let what = format!("another copy of namespace {:?} is to lead", self.own.name);
+            let full = Error::no_space(what).hint("free space there");
+            tracing::warn!("the disk of this node is full: {full}");
             self.leave_lead();
         }
     }

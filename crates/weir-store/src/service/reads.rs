@@ -116,7 +116,7 @@ impl StorageNode {
     pub(super) fn has_space(&self, r: &HasSpace) -> Handled {
         let answer = self.target(r.target).map(|t| {
             let refused = t.store.check_space(r.len).err();
-            let why = refused.as_ref().map_or_else(String::new, |e| e.context.clone());
+            let why = refused.as_ref().map_or_else(String::new, ToString::to_string);
             Reply::new(&SpaceAnswer { has_space: refused.is_none(), why })
         });
         Handled::Now(answer)

@@ -70,7 +70,7 @@ pub struct List {
 }
 
 fn read_retention(text: &str) -> Result<BackupRetention, String> {
-    parse_backup_retention(text).map_err(|e| e.context)
+    parse_backup_retention(text).map_err(|e| e.to_string())
 }
 
 /// A client, and its way to open homes.

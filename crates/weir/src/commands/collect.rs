@@ -216,7 +216,7 @@ impl Asker {
                 );
                 let known = match asked {
                     Ok(Ok(known)) => Ok(known),
-                    Ok(Err(failure)) => Err(failure.error.context),
+                    Ok(Err(failure)) => Err(failure.error.to_string()),
                     Err(_) => Err(format!("no answer within {PATIENCE:?}")),
                 };
                 if known.is_err() {
@@ -279,7 +279,7 @@ impl Unanswered {
             Err(e) => e,
         };
         if matches!(e.kind, ErrorKind::Deadline | ErrorKind::Unavailable) {
-            self.0.push((what.to_owned(), e.context));
+            self.0.push((what.to_owned(), e.to_string()));
         }
         None
     }

@@ -237,7 +237,7 @@ mod tests {
         std::fs::write(made.join(CONFIG), "").unwrap();
         drop(second);
         let complete = begin(&dir).err().unwrap();
-        assert!(complete.hint.unwrap().starts_with("start the coordinator: weir coord --config"));
+        assert!(complete.error.hint.unwrap().starts_with("start the coordinator: weir coord --config"));
         std::fs::remove_file(made.join(UNFINISHED)).unwrap();
         let used = begin(&dir).err().unwrap().error.context;
         assert!(used.ends_with("is not empty"), "a finished one is never touched: {used}");

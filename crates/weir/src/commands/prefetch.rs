@@ -161,7 +161,8 @@ mod tests {
         walk(dir.path(), &mut tally, &mut wanted).unwrap();
         walk(&dir.path().join("nowhere"), &mut tally, &mut wanted).unwrap();
         assert_eq!((tally.files, tally.failed, tally.brought), (2, 3, 0), "none is on a Weir");
-        let error = tally.first_error.unwrap().parts().0;
+        let failure = tally.first_error.unwrap();
+        let (error, _) = failure.parts();
         assert!(error.contains("is not on a Weir file system"), "{error}");
     }
 }

@@ -65,7 +65,7 @@ pub struct Restore {
 }
 
 fn read_date(text: &str) -> std::result::Result<Date, String> {
-    crate::times::parse_moment(text, now()).map_err(|e| e.context)
+    crate::times::parse_moment(text, now()).map_err(|e| e.to_string())
 }
 
 // ---- the mount's side
@@ -233,7 +233,7 @@ fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
     let (states, unread) = states(top)?;
     choose(&states, below, at).map_err(|failure| match &unread[..] {
         [] => failure,
-        _ => Failure { hint: Some(unread.join("; ")), ..failure },
+        _ => failure.error.hint(unread.join("; ")).into(),
     })
 }
 
@@ -405,7 +405,9 @@ mod tests {
         // An incomplete backup proves nothing about missing files.
         assert_eq!(found("gap", 30), "b");
         let gone = find("old", 25).unwrap_err();
-        assert!(gone.error.context.contains("did not exist in b") && gone.hint.unwrap().contains("in a"));
+        assert!(
+            gone.error.context.contains("did not exist in b") && gone.parts().1.unwrap().contains("in a")
+        );
         assert!(find("all", 9).unwrap_err().error.context.contains("no snapshot or backup"));
         assert!(find("never", 45).unwrap_err().error.context.contains("nor is it"));
     }

@@ -123,7 +123,7 @@ fn show(reports: &Reports, as_json: bool) {
 fn row(target: TargetId, report: &Result<Report>) -> Vec<String> {
     let report = match report {
         Ok(report) => report,
-        Err(e) => return vec![target.to_string(), format!("does not answer: {}", e.context)],
+        Err(e) => return vec![target.to_string(), format!("does not answer: {e}")],
     };
     let (compared, comparing) = (report.compared(), is_compared(report));
     let report = &report.scrub;

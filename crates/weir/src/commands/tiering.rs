@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 use weir_client::Client;
 use weir_proto::meta::Cred;
-use weir_proto::{Error, InodeId, NameRule, Result};
+use weir_proto::{Error, InodeId, NameRule, Result, split_hint};
 
 /// Attributes of the mount: the tiering state of a file; its changes (set only).
 pub const STATE: &str = "weir.state";
@@ -79,12 +79,9 @@ pub fn evict(args: &ManyPaths) -> Outcome<()> {
             let state = file::ask(path, STATE).unwrap_or_default();
             let why = state["why_not"].as_str().unwrap_or_default();
             match (e.kind(), why) {
-                (_, "") if e.hint.is_some() => e,
-                (_, "") => {
-                    Failure { hint: Some("programs that have it open for writing must close it".into()), ..e }
-                }
-                (_, why) => {
-                    let error = Error { kind: e.kind(), context: format!("evict {}: {why}", path.display()) };
+                (_, "") => Failure::new(e.error, "programs that have it open for writing must close it"),
+                (kind, why) => {
+                    let error = Error::of_text(kind, why).doing(format_args!("evict {}", path.display()));
                     Failure::new(
                         error,
                         "`weir file state` shows pinned files, and files that are not at home yet",
@@ -142,11 +139,14 @@ fn why_not_recalled(path: &Path, e: Failure) -> Failure {
     let errors = recalls.iter().filter_map(|r| r["error"].as_str());
     let last = errors.rev().find(|e| !e.is_empty()).unwrap_or_default().to_owned();
     match last.is_empty() {
-        true => Failure {
-            hint: Some("`weir file state` and the mount's log show what it waited for".into()),
-            ..e
-        },
-        false => e.doing(last),
+        true => e.error.hint("`weir file state` and the mount's log show what it waited for").into(),
+        false => {
+            let (why, hint) = split_hint(&last);
+            match hint {
+                Some(hint) => e.error.doing(why).hint(hint.to_owned()).into(),
+                None => e.doing(why),
+            }
+        }
     }
 }
 
@@ -191,7 +191,7 @@ fn each(args: &ManyPaths, work: impl Fn(&Path) -> Outcome<()>) -> Outcome<()> {
     let mut failed = Ok(());
     for path in &args.paths {
         let outcome = work(path);
-        let error = outcome.as_ref().err().map(|e| e.parts().0);
+        let error = outcome.as_ref().err().map(|e| e.parts().0.to_owned());
         done.push(json!({ "path": path.display().to_string(), "done": outcome.is_ok(), "error": error }));
         if let Err(e) = outcome {
             match failed {
@@ -228,7 +228,7 @@ fn set(path: &Path, attribute: &str, value: &[u8]) -> Outcome<()> {
                 Err(e).doing(format_args!("{} {}", attribute.trim_start_matches("weir."), path.display()));
             failure.map_err(|failure: Failure| match failure.kind() {
                 weir_proto::ErrorKind::Denied => {
-                    Failure { hint: Some("the file's owner and the superuser may do that".into()), ..failure }
+                    failure.error.hint("the file's owner and the superuser may do that").into()
                 }
                 _ => failure,
             })

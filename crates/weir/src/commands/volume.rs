@@ -501,7 +501,7 @@ fn parse_id(text: &str, database: &str, what: &str) -> Result<u32, String> {
     line.split(':').nth(2).and_then(|number| number.trim().parse().ok()).ok_or_else(unknown)
 }
 fn parse_backup_retention(text: &str) -> Result<SnapshotRetention, String> {
-    parse_snapshot_retention(text).map_err(|e| e.context)
+    parse_snapshot_retention(text).map_err(|e| e.to_string())
 }
 fn parse_mode(text: &str) -> Result<u32, String> {
     let bad = || format!("{text:?} is not a mode: expected octal digits like 2770");

@@ -128,7 +128,7 @@ mod tests {
         let all = [Addr::Unix(socket.clone()), at("tcp:10.0.0.1:7000"), at("tcp:10.0.0.2:7000")];
         let refused = require_lead(dir.path(), &all).unwrap_err();
         assert!(refused.error.context.contains("it stands by"), "{refused}");
-        assert!(refused.hint.as_deref().unwrap().contains("--certificate admin.pem"), "{refused}");
+        assert!(refused.error.hint.as_deref().unwrap().contains("--certificate admin.pem"), "{refused}");
         assert!(require_lead(dir.path(), &all[..2]).is_ok(), "there is no other one");
         let _listens = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert!(require_lead(dir.path(), &all).is_ok(), "it leads");

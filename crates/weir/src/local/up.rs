@@ -127,7 +127,7 @@ fn end_started(local: &LocalCluster, ran: &BTreeSet<String>) {
         Ok(_) => {
             eprintln!("all new processes are stopped again; logs are in {}", local.dir.join("log").display())
         }
-        Err(e) => eprintln!("warning: not all that was started is stopped again: {}", e.error),
+        Err(e) => eprintln!("warning: not all that was started is stopped again: {}", e.parts().0),
     }
 }
 
@@ -158,8 +158,9 @@ fn without_failed(local: &LocalCluster, servers: Servers) -> Outcome<Servers> {
         return servers.all().map(|started| Servers { started, failed: Vec::new() });
     }
     for (process, failure) in &servers.failed {
-        eprintln!("warning: the cluster continues without {}: {}", process.name, failure.error);
-        if let Some(hint) = &failure.hint {
+        let (error, hint) = failure.parts();
+        eprintln!("warning: the cluster continues without {}: {error}", process.name);
+        if let Some(hint) = hint {
             eprintln!("hint: {hint}");
         }
     }
@@ -327,7 +328,7 @@ fn into_memory(dir: &Path, made_dir: bool) -> Outcome<Kept> {
 
 /// The choices at a cluster's creation cannot be changed.
 fn refuse_changes(local: &LocalCluster, args: &Up) -> Outcome<()> {
-    let refuse = |what: String, hint: &str| Err(Failure::new(Error::invalid(what), hint));
+    let refuse = |what: String, hint: &'static str| Err(Failure::new(Error::invalid(what), hint));
     let dir = local.dir.display();
     let members = local.of_role(RoleName::Etcd).count();
     let copies = local.of_role(RoleName::Meta).count();

@@ -32,7 +32,7 @@ pub async fn note(env: &Env, coord: &CoordNode, dir: &Path) {
         match round(env, coord, dir, &mut asker).await {
             Ok(()) => said.clear(),
             Err(failure) => {
-                let why = failure.error.context;
+                let why = failure.error.to_string();
                 if why != said {
                     tracing::warn!("events are not noted, which is tried again: {why}");
                 }

@@ -153,10 +153,11 @@ impl Connecting {
             if e.kind == ErrorKind::Denied || starts && !is_passing {
                 return Err(e.into());
             }
-            self.unreached.failed(self.env.clock.now(), e.context.clone());
-            if said.as_ref() != Some(&e.context) {
+            let why = e.to_string();
+            self.unreached.failed(self.env.clock.now(), why.clone());
+            if said.as_ref() != Some(&why) {
                 tracing::warn!("try again to reach the metadata leader: {e}");
-                said = Some(e.context);
+                said = Some(why);
             }
             self.env.clock.sleep(RECONNECT_PAUSE).await;
         }

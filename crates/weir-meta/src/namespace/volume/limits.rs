@@ -197,9 +197,10 @@ pub fn owner_usage(view: &mut View<'_>, r: &OwnerUsageList) -> Result<OwnerUsage
         ListOf::Volume { volume } => drop(load_as_admin(read, &r.cred, volume)?),
         ListOf::Owner { kind: OwnerKind::User, id } if ![0, id].contains(&r.cred.uid) => {
             return Err(Error::denied(format!(
-                "user {} may not see the usage of user {id} in all volumes; hint: owners and administrators of a volume see it there, with `weir volume quota`",
+                "user {} may not see the usage of user {id} in all volumes",
                 r.cred.uid
-            )));
+            ))
+            .hint("owners and administrators of a volume see it there, with `weir volume quota`"));
         }
         ListOf::Owner { .. } => {}
     }

@@ -10,6 +10,7 @@ use weir_proto::map::Group;
 use weir_proto::meta::Time;
 use weir_proto::quota::NEAR_LIMIT_PERCENT;
 use weir_proto::relation::{RelationInfo, RelationState};
+use weir_proto::split_hint;
 
 /// In the failure of a call at home that was given up (`weir-home`).
 const DOES_NOT_ANSWER: &str = " does not answer (";
@@ -74,7 +75,8 @@ fn of_relation(facts: &Facts, known: &Known, relation: &RelationInfo, found: &mu
         _ if !relation.home_failure.is_empty() => {
             let failure = relation.home_failure.as_str();
             let remedy = "see to the home; the mover tries again by itself";
-            let (why, action) = failure.split_once("; hint: ").unwrap_or((failure, remedy));
+            let (why, action) = split_hint(failure);
+            let action = action.unwrap_or(remedy);
             if why.contains(DOES_NOT_ANSWER) {
                 let text = format!("{id}: the home of volume {volume} does not answer: {why}{more}");
                 let action =

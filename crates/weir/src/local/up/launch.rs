@@ -30,12 +30,12 @@ impl Servers {
         let mut failed = self.failed.into_iter();
         let Some((_, first)) = failed.next() else { return Ok(self.started) };
         let others: Vec<String> =
-            failed.map(|(process, f)| format!("{}: {}", process.name, f.error)).collect();
+            failed.map(|(process, f)| format!("{}: {}", process.name, f.error.context)).collect();
         match others.is_empty() {
             true => Err(first),
             false => {
                 let context = format!("{}; also {}", first.error.context, others.join("; "));
-                Err(Failure { error: Error { context, ..first.error }, ..first })
+                Err(Error { context, ..first.error }.into())
             }
         }
     }
