@@ -137,11 +137,8 @@ fn mounts_leases_locks_and_hogs_are_named() {
     let cluster = Cluster::with(2, &[]);
     let mut table = Table::default();
     let (here, there) = (cluster.mounts[0].join("f"), cluster.mounts[1].join("f"));
-    // Synced: a mount that is stopped for longer than its lease loses the rest, and is not healthy again.
-    let writes =
-        format!("exec 3> {0}; echo a >&3; sync {0}; mkdir {0}.synced; exec sleep 600", there.display());
-    let writer = Program::start(&writes);
-    wait_until("the file is synced", PATIENCE, || here.with_extension("synced").exists());
+    let writer = Program::start(&format!("exec 3> {}; echo a >&3; exec sleep 600", there.display()));
+    wait_until("the file is there", PATIENCE, || here.exists());
     {
         let _stopped = cluster.stop("mount-2");
         let reader = Program::start(&format!("exec cat {}", here.display()));
@@ -151,6 +148,9 @@ fn mounts_leases_locks_and_hogs_are_named() {
         table.check(&cluster, "mount stopped", slow("mount-silent", 1, &["mount-2", "does not answer"]));
     }
     drop(writer);
+    // On a slow machine it was stopped for longer than its lease, and names what it lost until it ends.
+    cluster.kill("mount-2");
+    cluster.up();
     table.heal(&cluster);
 
     let lock = |at: &Path, then: &str| format!("exec 3< {}; flock -x 3; {then}", at.display());
