@@ -537,6 +537,10 @@ async fn verify_from_all_sides(
         trash.stays(&client).await?;
         client.shutdown().await?;
     }
+    if options.faults.contains(&FaultKind::MetaDiskFull) {
+        // A leader finds out within a second that its disk has space again.
+        world.sleep(Duration::from_secs(2)).await;
+    }
     verify(cluster, work, versions, "after everything healed").await?;
     if let Some(home) = &work.context.home {
         let reader = cluster.admin("reads at home").await?;
