@@ -244,7 +244,7 @@ impl Error {
         self.hint = Some(hint.into());
         self
     }
-    /// The same error, for a caller that can do something else about it.
+    /// Changes the kind, and with it what a caller can do; context and hint stay.
     pub fn of_kind(self, kind: ErrorKind) -> Error {
         Error { kind, ..self }
     }

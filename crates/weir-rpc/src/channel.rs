@@ -563,7 +563,7 @@ impl Inner {
         let pause = pause_after(state.failures, self.env.rng.below(1 << 16));
         state.failures = state.failures.saturating_add(1);
         state.rest_until = self.env.clock.now() + pause;
-        // The same reason is logged once for a channel; there may be many channels.
+        // A channel logs each reason once; there may be many channels.
         let is_new = state.last_error.as_ref() != Some(&e);
         if is_new && let Some(more) = self.env.watch.line("a node is not reached") {
             tracing::info!("{e}{more}");

@@ -64,7 +64,7 @@ pub fn make_vacant(disk: &dyn Disk, dir: &Path, may_hold: &[&str]) -> Result<()>
     }
 }
 
-/// The same error, with a hint if the file is damaged.
+/// Adds a hint to an error about damage of the file.
 pub fn if_damaged(e: Error, hint: &'static str) -> Error {
     if e.kind == ErrorKind::Damaged { e.hint(hint) } else { e }
 }
