@@ -88,3 +88,23 @@ fn members_of_a_silent_coordinator_find_the_next_one() {
         assert!(new.map().node(joined.node).is_some_and(|node| node.up), "it has joined again in time");
     });
 }
+
+#[test]
+fn a_member_that_asks_nothing_leaves_a_silent_coordinator() {
+    let world = World::new(7, SimConfig::default());
+    world.run(async {
+        let env = world.node("c");
+        let store = Embedded::open(env.clone(), Path::new("/coord")).unwrap();
+        let old = Coordinator::open_store(env.clone(), store.clone(), config(true)).await.unwrap();
+        let other = world.node("d");
+        let _old = listens(&env, 100, &old).await;
+        let member = observes(&world, "m", Role::Console, &[100, 101]).await;
+        world.partition("c", "m");
+        let new = Coordinator::open_store(other.clone(), store, config(false)).await.unwrap();
+        let _new = listens(&other, 101, &new).await;
+        let administrator = observes(&world, "n", Role::Console, &[101]).await;
+        administrator.allow_home(HomeRule::plain("file:///of-the-new-one")).await.unwrap();
+        let found = member.wait_for(Duration::from_secs(6), |map| !map.homes.is_empty()).await;
+        found.expect("it does not wait until its question for the next map ends");
+    });
+}

@@ -234,6 +234,18 @@ mod tests {
     }
 
     #[test]
+    fn a_range_overlaps_those_that_share_a_byte_with_it() {
+        let mut files = Files::default();
+        assert!(!files.overlaps(FILE, 0, u64::MAX), "nothing is assigned");
+        files.assign_range(FILE, ONE, 10, range(20));
+        files.assign_range(FILE, ONE, 30, range(40));
+        for (start, end) in (0..50).flat_map(|start| (start + 1..=50).map(move |end| (start, end))) {
+            let shares = (start < 20 && end > 10) || (start < 40 && end > 30);
+            assert_eq!(files.overlaps(FILE, start, end), shares, "{start}..{end}");
+        }
+    }
+
+    #[test]
     fn the_work_of_a_mover_that_ends_is_at_rest() {
         let mut files = Files::default();
         files.assign_range(FILE, ONE, 0, range(10));
