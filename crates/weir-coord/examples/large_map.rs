@@ -144,7 +144,7 @@ async fn run(env: Env, servers: u32, disks: u32, observers: usize) {
         let (last, most) = wait_for_all(&mut reported, observers, cleared.version).await;
         let took = last.since(from).as_secs_f64();
         println!(
-            "{target} came back: {observers} observers knew within {took:.3} s, {most} bytes each at most"
+            "{target} returned: {observers} observers knew within {took:.3} s, {most} bytes each at most"
         );
     }
     followers.iter().for_each(TaskHandle::abort);
@@ -171,7 +171,7 @@ async fn wait_for_all(
 ) -> (Instant, usize) {
     let (mut missing, mut last, mut most) = (observers, Instant::default(), 0);
     while missing > 0 {
-        let (known, at, bytes) = reported.recv().await.expect("observers go on");
+        let (known, at, bytes) = reported.recv().await.expect("observers continue");
         if known >= version {
             (missing, last, most) = (missing - 1, last.max(at), most.max(bytes));
         }

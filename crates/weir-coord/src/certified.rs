@@ -51,7 +51,7 @@ impl Certified {
         let trust = Arc::new(Trust::new(tls.clone(), policy.clone()));
         let events = events.downgrade();
         let name_them = named_by(events.clone(), maps.clone());
-        env.tasks.spawn("cut off whose certificate holds no more", follow_map(maps.clone(), trust.clone()));
+        env.tasks.spawn("end connections of invalid certificates", follow_map(maps.clone(), trust.clone()));
         let following =
             follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), name_them);
         env.tasks.spawn("follow the cluster's authorities", following);

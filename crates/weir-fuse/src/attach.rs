@@ -311,7 +311,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
             format!("unmount {}: a process still uses it", path.display()),
         )
         .hint(format!(
-            "`fuser -vm {}` names it; --lazy takes the mount away now and ends it with the last use",
+            "`fuser -vm {}` names it; --lazy detaches it now and ends it with the last use",
             path.display()
         ))),
         // Busy, or it hangs because its process does not answer: abort it.

@@ -276,7 +276,7 @@ impl CommandRing {
             }
             None => Err(Error::new(
                 ErrorKind::InvalidData,
-                format!("the kernel ended command {place}, which it was not given"),
+                format!("the kernel ended command {place}, which was never given to it"),
             )),
         })
     }
@@ -314,7 +314,7 @@ mod tests {
     fn a_ring_is_woken_by_another_thread() {
         let Some(mut ring) = ring() else { return };
         ring.start().unwrap();
-        assert!(!ring.wait(Some(Duration::from_millis(1))).unwrap(), "nobody woke it");
+        assert!(!ring.wait(Some(Duration::from_millis(1))).unwrap(), "nothing woke it");
         for _ in 0..3 {
             let waker = ring.waker();
             let other = std::thread::spawn(move || waker.wake());

@@ -81,7 +81,7 @@ pub(super) struct Here {
 }
 
 impl Here {
-    /// The same life of the same node. Tasks that are started in it do not wait behind the node's others for
+    /// Tasks that are started here belong to this life of this node, but do not wait behind its others for
     /// the processor: they run as on a thread of their own.
     pub(super) fn alone(&self, lane: &'static str) -> Here {
         Here { lane: Some(lane), ..self.clone() }
