@@ -98,6 +98,14 @@ fn every_promise_names_tests_that_exist() {
         named += 1;
     }
     assert!(named > 20, "only {named} tests named");
+    for fold in text.split("<details><summary>").skip(1) {
+        let (count, rest) = fold.split_once(" tests").unwrap();
+        let list = rest.split("</details>").next().unwrap();
+        let tests: Vec<&str> = list.lines().filter(|line| line.starts_with("- `")).collect();
+        assert_eq!(tests.len().to_string(), count, "docs/semantics.md: the number above {:?}", tests.first());
+        let once: BTreeSet<&&str> = tests.iter().collect();
+        assert_eq!(once.len(), tests.len(), "docs/semantics.md names a test twice: {tests:?}");
+    }
 }
 
 /// All documents: of the repository's root and below `docs`.
