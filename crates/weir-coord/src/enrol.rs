@@ -104,7 +104,7 @@ impl Authorities {
     }
 }
 
-/// The enrolment office, which makes machines nodes.
+/// The cluster's authority, which makes machines nodes.
 pub struct Office {
     env: Env,
     cluster: ClusterId,
@@ -426,7 +426,7 @@ pub async fn follow_authorities(
         };
         let changed = authorities.wait_for(|authorities| authorities.pins() != pins);
         if let Ok(Err(_)) = env.clock.timeout(wait, changed).await {
-            return; // the office is gone
+            return; // the coordinator ends
         }
     }
 }

@@ -378,8 +378,8 @@ fn by_helper(path: &Path, lazy: bool) -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    Err(Error::denied(format!("unmount {}: {said}", path.display()))
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    Err(Error::denied(format!("unmount {}: {text}", path.display()))
         .hint("only its owner and root may unmount; --lazy unmounts while it is in use"))
 }
 

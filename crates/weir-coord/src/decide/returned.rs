@@ -4,7 +4,7 @@
 //! The order of records ensures it. A run is recorded in the index before the target joins, admitted here
 //! durably, recorded there as admitted, and only then serves. So the index of a target that served in the
 //! last admitted run contains that run. After a crash in between it is among the runs that began. An index
-//! that is new, and a copy from before that run began, lack it, however often they are started. A copy made
+//! that is new, and a copy from before that run began, lack it after any number of starts. A copy made
 //! during that run is recognized by its position, as far as that was reported.
 use weir_proto::coord::TargetHistory;
 use weir_proto::map::{Run, RunSeen, Target};
