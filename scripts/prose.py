@@ -20,11 +20,11 @@ STRING = re.compile(r'(?<!\')"((?:[^"\\\n]|\\.|\\\n|\n)*)"')
 
 
 def sentences(lines):
-    """(line, sentence) of wrapped lines (number, text): what is in backticks is left out."""
+    """(line, sentence, whether it is the first) of wrapped lines (number, text): what is in backticks is left out."""
     start, text = lines[0][0], " ".join(line for _, line in lines)
     text = re.sub(r"`[^`]*`", "`x`", text)
-    for sentence in re.split(r"(?<=[.;:!?])\s+", text):
-        yield start, sentence
+    for n, sentence in enumerate(re.split(r"(?<=[.;:!?])\s+", text)):
+        yield start, sentence, n == 0
 
 
 def markdown(path):
@@ -41,7 +41,7 @@ def markdown(path):
 
 
 def code(path):
-    """(area, line, sentence) of a source file: doc comments that clap shows, and texts in quotation marks. Not of its tests."""
+    """(area, line, sentence, whether it is the first) of a source file: doc comments that clap shows, and texts in quotation marks. Not of its tests."""
     text = path.read_text().split("#[cfg(test)]")[0]
     kept, doc = [], []
     for number, line in enumerate(text.splitlines(), 1):
@@ -62,7 +62,7 @@ def code(path):
 
 
 def comments(path):
-    """(line, sentence) of a source file's comments, those behind code included. `/// ` that users see is help."""
+    """(line, sentence, whether it is the first) of a source file's comments, those behind code included. `/// ` that users see is help."""
     source = path.read_text().splitlines()
     lines, is_help = [], SHOWN.search(path.read_text())
     for number, line in enumerate([*source, ""], 1):
@@ -85,18 +85,18 @@ def texts():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     for page in sorted(pages):
         area = "decisions" if "decisions" in page.parts else "docs"
-        for number, line in markdown(page):
-            yield area, page, number, line
+        for number, line, is_first in markdown(page):
+            yield area, page, number, line, is_first
     for source in sorted(ROOT.glob("crates/*/src/**/*.rs")):
         if "weir-sim" not in source.parts and not source.name.endswith("tests.rs") and "tests" not in source.parts:
-            for area, number, text in code(source):
-                yield area, source, number, text
+            for area, number, text, is_first in code(source):
+                yield area, source, number, text, is_first
     for source in sorted(ROOT.glob("crates/*/src/**/*.rs")):
-        for number, text in comments(source):
-            yield "comments", source, number, text
+        for number, text, is_first in comments(source):
+            yield "comments", source, number, text, is_first
     for source in sorted(ROOT.glob("crates/*/tests/**/*.rs")):
-        for number, text in comments(source):
-            yield "tests", source, number, text
+        for number, text, is_first in comments(source):
+            yield "tests", source, number, text, is_first
 
 
 def lower(counts):
@@ -119,8 +119,11 @@ def main():
         if not find.search(r["bad"]) or find.search(r["good"]):
             sys.exit(f"error: scripts/prose.toml: rule {r['name']!r} does not tell its examples apart")
     found = {name: {} for name in finders}
-    for area, path, number, text in texts():
+    opening = {r["name"]: r.get("opening", []) for r in rules}
+    for area, path, number, text, is_first in texts():
         for name, find in finders.items():
+            if opening[name] and not (is_first and area in opening[name]):
+                continue
             shown = f"{path.relative_to(ROOT)}:{number}: {text.strip()}"
             found[name].setdefault(area, []).extend(shown for _ in find.finditer(text))
     counts = {name: {a: len(all_) for a, all_ in areas.items()} for name, areas in found.items()}

@@ -41,7 +41,7 @@ fn time_placement(env: &Env, scheme: Scheme, servers: u32, disks: u32) {
     }
 }
 
-/// The storage node of one server; one of its targets fails when it is told to.
+/// The storage node of one server; one of its targets fails on request.
 async fn server(env: &Env, at: &Addr, n: u32, disks: u32, fails: Arc<[AtomicBool]>) -> Cluster {
     let who = observer(format!("s{n}"), Role::Storage, at);
     let cluster = Cluster::observe(env, who, PATIENCE).await.expect("observe");
@@ -144,7 +144,7 @@ async fn run(env: Env, servers: u32, disks: u32, observers: usize) {
         let (last, most) = wait_for_all(&mut reported, observers, cleared.version).await;
         let took = last.since(from).as_secs_f64();
         println!(
-            "{target} came back: {observers} observers knew within {took:.3} s, {most} bytes each at most"
+            "{target} returned: {observers} observers knew within {took:.3} s, {most} bytes each at most"
         );
     }
     followers.iter().for_each(TaskHandle::abort);
@@ -163,7 +163,7 @@ async fn time_turns(env: &Env, admin: &Cluster) {
     println!("the owner of the map answers within {:.1} ms (p50), {:.1} ms (p99)", took[100], took[198]);
 }
 
-/// When the last observer knew of a version, and the most bytes that one was told at once.
+/// When the last observer knew of a version, and the most bytes that one got at once.
 async fn wait_for_all(
     reported: &mut mpsc::Receiver<(u64, Instant, usize)>,
     observers: usize,
@@ -171,7 +171,7 @@ async fn wait_for_all(
 ) -> (Instant, usize) {
     let (mut missing, mut last, mut most) = (observers, Instant::default(), 0);
     while missing > 0 {
-        let (known, at, bytes) = reported.recv().await.expect("observers go on");
+        let (known, at, bytes) = reported.recv().await.expect("observers continue");
         if known >= version {
             (missing, last, most) = (missing - 1, last.max(at), most.max(bytes));
         }

@@ -1,5 +1,5 @@
-//! A coordinator of a cluster with certificates: it serves the enrolment office, and trusts certificates by
-//! the office's records.
+//! A coordinator of a cluster with certificates: it serves enrolment, and trusts certificates by its
+//! records.
 use crate::enrol::{NameAuthorities, Office, follow_authorities, follow_map, name_authorities};
 use crate::owner::Event;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) struct Certified {
 }
 
 impl Certified {
-    /// With a given trust instead of an office.
+    /// With a given trust, without an authority of its own.
     pub fn with_trust(
         env: &Env,
         trust: Arc<Trust>,
@@ -51,7 +51,7 @@ impl Certified {
         let trust = Arc::new(Trust::new(tls.clone(), policy.clone()));
         let events = events.downgrade();
         let name_them = named_by(events.clone(), maps.clone());
-        env.tasks.spawn("cut off whose certificate holds no more", follow_map(maps.clone(), trust.clone()));
+        env.tasks.spawn("end connections of invalid certificates", follow_map(maps.clone(), trust.clone()));
         let following =
             follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), name_them);
         env.tasks.spawn("follow the cluster's authorities", following);

@@ -68,7 +68,7 @@ pub struct Observer {
     /// Unique in the cluster for a node that joins.
     pub name: String,
     pub role: Role,
-    /// The same for all processes of one host.
+    /// All processes of one host have this value in common.
     pub host: String,
     /// Its certificate for connections over networks; `None`: it has none.
     pub trust: Option<Arc<Trust>>,
@@ -244,7 +244,9 @@ impl Cluster {
         let waited = self.shared().env.clock.timeout(patience, maps.wait_for(|map| fits(map))).await;
         match waited {
             Ok(Ok(map)) => Ok(map.clone()),
-            _ => Err(Error::deadline(format!("the cluster map did not change so within {patience:?}"))),
+            _ => Err(Error::deadline(format!(
+                "no cluster map with the awaited state came within {patience:?}"
+            ))),
         }
     }
 

@@ -91,6 +91,6 @@ mod tests {
         assert!(!links.list(at(2000))[0].why.contains('\n'));
         links.note(&from("m1"), &cut(0), at(2500));
         assert_eq!(links.list(at(2500)).len(), 1);
-        assert!(links.list(at(1000 + 3 * LINK_REPORT_MS)).is_empty(), "m2 has not spoken of it since");
+        assert!(links.list(at(1000 + 3 * LINK_REPORT_MS)).is_empty(), "m2 has not reported it since");
     }
 }

@@ -104,7 +104,7 @@ impl Authorities {
     }
 }
 
-/// The enrolment office, which makes machines nodes.
+/// The cluster's authority, which makes machines nodes.
 pub struct Office {
     env: Env,
     cluster: ClusterId,
@@ -426,7 +426,7 @@ pub async fn follow_authorities(
         };
         let changed = authorities.wait_for(|authorities| authorities.pins() != pins);
         if let Ok(Err(_)) = env.clock.timeout(wait, changed).await {
-            return; // the office is gone
+            return; // the coordinator ends
         }
     }
 }
@@ -444,7 +444,7 @@ pub fn name_authorities(map: &mut ClusterMap, pins: Vec<[u8; 16]>) -> Result<Str
     let said = match (map.authorities.len(), pins.len()) {
         (1, 2) => "a new authority is announced to all nodes",
         (2, 2) => "nodes get certificates of the new authority",
-        (2, 1) => "the old authority is dropped: its certificates hold no more",
+        (2, 1) => "the old authority is dropped: its certificates are invalid",
         _ => "the cluster's authority is in the map",
     };
     map.authorities = pins;
@@ -559,7 +559,7 @@ mod tests {
             (Rotation::Announced, &vec![old.clone(), new.clone()])
         );
         keeps(&mut record, "a", 1);
-        assert_eq!(record.rotation, Rotation::Announced, "b does not believe it yet");
+        assert_eq!(record.rotation, Rotation::Announced, "b does not trust it yet");
         rotate(&mut record, old.clone(), false, NOW).unwrap();
         assert_eq!(
             record.authorities.len(),
@@ -631,7 +631,7 @@ mod tests {
         assert_eq!(hold("n1", NOW).unwrap().serial, 1);
         assert!(hold("n1", NOW + 1).unwrap_err().to_string().contains("weir node remove n1"));
         assert_eq!(hold("n2", NOW).unwrap().serial, 2);
-        assert_eq!(hold("n1", NOW + LIFE_S).unwrap().serial, 3, "the first certificate is over");
+        assert_eq!(hold("n1", NOW + LIFE_S).unwrap().serial, 3, "the first certificate has ended");
         record.holders[1].removed = true;
         assert_eq!(super::hold(&mut record, "n1", vec![], "there", NOW + LIFE_S).unwrap().serial, 4);
         assert_eq!(record.holders.iter().filter(|held| held.name == "n1").count(), 1);

@@ -386,7 +386,7 @@ mod tests {
             report(&mut log, &[trouble("a", "x")], now_s);
             report(&mut log, &[], now_s + 5);
         }
-        assert_eq!(log.events.len(), OFTEN, "the last one lasts: it has come and gone");
+        assert_eq!(log.events.len(), OFTEN, "the last event lasts, and includes later ends of the trouble");
         assert_eq!(log.events.last().unwrap().cleared_s, 1000 + 120 * 719 + 5);
         // Of many, too: an hour is too short once a day has all the events that it may have.
         let mut log = EventLog::default();

@@ -113,7 +113,7 @@ impl Member {
                 }
                 Err(e) => {
                     if first.is_none() && !is_temporary(&e) {
-                        tracing::error!("the coordinator does not take this node back: {e}");
+                        tracing::error!("the coordinator does not admit this node again: {e}");
                     }
                     self.env.clock.sleep(pause).await;
                     pause = (pause * 2).min(RETRY_PAUSE_MAX);

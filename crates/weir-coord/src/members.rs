@@ -238,7 +238,10 @@ impl Members {
         let since = *self.hanging.entry(target).or_insert(now);
         let is_out = now.since(since) >= HANGS_FOR;
         if is_out && self.suspects.insert(target) {
-            tracing::warn!("{target} hangs: its disk has ended nothing for {} s", speed.stalled.as_secs());
+            tracing::warn!(
+                "{target} hangs: its disk has completed nothing for {} s",
+                speed.stalled.as_secs()
+            );
         }
         is_out
     }
@@ -421,7 +424,7 @@ impl Members {
             Returned::SameRun | Returned::Whole => {}
             Returned::PutBack => {
                 entry.whole = RunSeen::default();
-                tracing::info!("{id} has again what it had lost");
+                tracing::info!("{id} has its data again");
                 target_put_back(map, id);
             }
             Returned::Lost(why) => {
@@ -433,7 +436,7 @@ impl Members {
                     (false, false) => entry.whole = RunSeen::default(),
                 }
                 tracing::error!(
-                    "{id} returned without what it had ({why}): it is refilled from the others before it is read"
+                    "{id} returned without its data ({why}): it is refilled from the others before it is read"
                 );
                 target_lost(map, id);
             }
@@ -493,7 +496,10 @@ fn check_join(map: &ClusterMap, join: &Join) -> Result<()> {
         check_announced(&join.name, addr)?;
     }
     if join.role != Role::Storage && !join.targets.is_empty() {
-        return Err(Error::invalid(format!("node {:?} brings targets but is no storage role", join.name)));
+        return Err(Error::invalid(format!(
+            "node {:?} announces targets, and is not a storage node",
+            join.name
+        )));
     }
     for (i, announced) in join.targets.iter().enumerate() {
         check_pool_name(&announced.pool)?;

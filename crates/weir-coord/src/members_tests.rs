@@ -199,7 +199,7 @@ fn after_a_restart_members_are_awaited_then_evaluated() {
     for n in 1..=5u8 {
         world.join(&join(&format!("s{n}"), 100 + u64::from(n), &[n]), u64::from(n), at(10_600)).unwrap();
     }
-    assert_eq!(world.member(1), MemberState::Current, "nothing was written while nobody could be told");
+    assert_eq!(world.member(1), MemberState::Current, "nothing was written while no node had a coordinator");
     world.reconcile(at(11_001));
     assert_eq!((world.target(6), world.member(6)), (TargetState::Down, MemberState::Down));
 }
@@ -225,7 +225,7 @@ fn the_size_of_a_target_is_known_when_it_joins() {
     world.members.heartbeat(&mut world.map, NodeId(2), 2, vec![report], at(1)).unwrap();
     world.members.disconnected(2);
     world.join(&join("s2", 8, &[2]), 8, at(2)).unwrap();
-    assert_eq!(reported(&world)[1], (100, 7), "what it told last is better than what it offers");
+    assert_eq!(reported(&world)[1], (100, 7), "its last report is kept, not the size with which it joins");
 }
 
 #[test]
@@ -278,7 +278,10 @@ fn a_target_with_a_stalled_disk_is_left_out_if_not_needed() {
         let speed = Speed { stalled: Duration::from_secs(s), ..Speed::default() };
         world.members.note_speed(&world.map, TargetId(1), speed, at(now + 1))
     };
-    assert!(hangs(20) && !hangs(0) && !hangs(20), "still, it continues, and not at once again");
+    assert!(
+        hangs(20) && !hangs(0) && !hangs(20),
+        "it still hangs, it works again, and a new hang is confirmed first"
+    );
 }
 
 #[test]
@@ -330,7 +333,7 @@ fn a_refused_join_gets_the_reason() {
         (change(&|j| j.name = "a\nb".into()), "node name"),
         (change(&|j| j.addrs = vec!["http://x".into()]), "address"),
         (change(&|j| j.addrs = vec![]), "no address"),
-        (change(&|j| j.role = Role::Meta), "no storage role"),
+        (change(&|j| j.role = Role::Meta), "is not a storage node"),
         (change(&|j| j.targets[0].pool = "A B".into()), "pool name"),
     ] {
         let before = world.map.clone();

@@ -281,7 +281,7 @@ impl Owner {
                 for answer in self.probing.remove(&(probe.target, probe.suspicion)).unwrap_or_default() {
                     batch.after(answer, newest);
                 }
-                // A result about a process that is gone says nothing about its successor.
+                // A result about a process that is gone does not hold for its successor.
                 if !self.ends && joined == self.joined_on(probe.target, &batch.draft) {
                     self.probed(probe, batch, now);
                 }

@@ -334,7 +334,7 @@ fn check_gone(map: &ClusterMap, target: TargetId) -> Result<()> {
         first.current_count(),
         first.scheme.data
     );
-    Err(Error::name(NameRule::Busy, what).hint(format!("bring {others} back first")))
+    Err(Error::name(NameRule::Busy, what).hint(format!("start {others} first")))
 }
 
 /// The number of groups by their spare members, from 0 on.

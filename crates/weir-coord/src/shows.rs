@@ -1,7 +1,7 @@
 //! A process's answers to the coordinator about itself; the coordinator asks over the connection that the
 //! process has opened.
 //!
-//! Invariant: an answer has a bounded size, however much there is to report. Knows nothing of the meters'
+//! Invariant: an answer has a bounded size, for any amount of reports. Knows nothing of the meters'
 //! meaning.
 use std::sync::Arc;
 use weir_env::Env;

@@ -68,7 +68,7 @@ mod tests {
         waits.note(reported("a", &["x\u{1b}[2J"]), at(0));
         waits.note(reported("b", &["y"]), at(10));
         assert_eq!(waits.list(at(11)).clients[0].waits[0].what, "x[2J");
-        assert_eq!(waits.list(at(16)).clients.len(), 1, "a said nothing for too long");
+        assert_eq!(waits.list(at(16)).clients.len(), 1, "a was silent for too long");
         waits.note(reported("b", &[]), at(17));
         assert!(waits.list(at(17)).clients.is_empty());
         (0..1000).for_each(|n| waits.note(reported(&n.to_string(), &["x"; 50]), at(20)));

@@ -241,7 +241,7 @@ fn a_restarted_coordinator_keeps_map_and_current_members() {
         lab.doors.lock().unwrap().clear();
         lab.world.sleep(Duration::from_secs(2)).await;
         let c = lab.coordinator().await;
-        assert_eq!(*c.map(), *before, "all that anybody learned is still there");
+        assert_eq!(*c.map(), *before, "the map that the nodes have seen is kept");
         lab.world.sleep(Duration::from_secs(10)).await;
         let after = client.map();
         assert!(after.version >= before.version && all_current(&after), "{after:?}");
@@ -420,7 +420,7 @@ fn a_node_that_leaves_is_down_at_once() {
         nodes[0].cluster.leave().await.unwrap();
         client.wait_for(Duration::from_millis(100), target_is(1, TargetState::Down)).await.unwrap();
         lab.world.sleep(Duration::from_secs(10)).await;
-        assert!(target_is(1, TargetState::Down)(&client.map()), "it does not come back by itself");
+        assert!(target_is(1, TargetState::Down)(&client.map()), "it does not return by itself");
     });
 }
 
@@ -454,7 +454,7 @@ fn a_coordinator_that_stops_knows_each_targets_position() {
         lab.doors.lock().unwrap().clear();
         assert_eq!(positions_kept(&lab), [500, 500, 0, 500, 500, 500], "one did not answer");
         let after = lab.coordinator().await.map();
-        assert_eq!(after.groups, before.groups, "nobody was taken down by it");
+        assert_eq!(after.groups, before.groups, "no target was declared down for that");
     });
 }
 
@@ -540,7 +540,7 @@ fn ten_servers_of_96_disks_have_one_map() {
         let status = late.status().await.unwrap();
         assert_eq!((status.targets.len(), &status.map), (960, &flapped));
         lab.world.sleep(Duration::from_secs(10)).await;
-        assert_eq!(early.map().nodes.iter().filter(|n| n.up).count(), 9, "their heartbeats are heard");
+        assert_eq!(early.map().nodes.iter().filter(|n| n.up).count(), 9, "their heartbeats arrive");
     });
 }
 
@@ -675,7 +675,7 @@ fn a_stalled_coordinator_declares_no_node_dead() {
             world.resume("c");
             world.sleep(Duration::from_secs(3)).await;
         }
-        assert_eq!(client.map().version, map.version, "nobody went down meanwhile");
+        assert_eq!(client.map().version, map.version, "no target went down meanwhile");
         // A node that is silent while it is checked is down all the same.
         world.pause("s2");
         let down = client.wait_for(PATIENCE, target_is(2, TargetState::Down)).await.unwrap();

@@ -185,9 +185,9 @@ async fn large_values_are_kept_in_parts() {
     let mut revision = Revision(0);
     for bytes in [5 << 20, (2 << 20) + 1, 10, 3 << 20, 0] {
         let swap = store.compare_and_swap("map", revision, value(bytes)).await.unwrap();
-        let Swap::Done(next) = swap else { panic!("nobody else writes") };
+        let Swap::Done(next) = swap else { panic!("no other process writes") };
         let kept = store.get("map").await.unwrap().unwrap();
-        assert!(kept.value == value(bytes) && kept.revision == next, "{bytes} bytes come back");
+        assert!(kept.value == value(bytes) && kept.revision == next, "{bytes} bytes are read back");
         revision = next;
     }
     assert_eq!(parts(&server), 0, "those of values that were replaced are gone");
@@ -325,7 +325,7 @@ async fn the_next_coordinator_leads_when_one_resigns() {
     a.resign().await;
     let (b, leads) = waiting.await.unwrap();
     b.term().check(env.clock.now()).unwrap();
-    println!("leads {} ms after the other has given back", leads.duration_since(resigned_at).as_millis());
+    println!("leads {} ms after the other released the lead", leads.duration_since(resigned_at).as_millis());
 }
 
 /// For any of the members as etcd's own leader.

@@ -46,8 +46,8 @@ pub struct Env {
 }
 
 impl Env {
-    /// The same environment for work that must not wait for the node's other work: its tasks, its timers and
-    /// the sockets that they open are served by one thread of its own. That ends with the last clone. Its
+    /// This environment for work that must not wait for the node's other work: its tasks, its timers and the
+    /// sockets that they open are served by one thread of its own. That ends with the last clone. Its
     /// tasks must neither block nor compute for long.
     pub fn alone(&self, name: &'static str) -> Env {
         let Alone { clock, tasks } = self.tasks.0.alone(name, self);

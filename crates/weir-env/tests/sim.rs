@@ -225,7 +225,7 @@ fn a_process_dies_at_the_requested_point() {
         let env = world.node("server");
         assert_eq!(env.disk.read(Path::new("/f")).unwrap(), b"before");
         env.tasks.crash_point("here");
-        assert!(world.is_up("server"), "the order was for the life before");
+        assert!(world.is_up("server"), "the crash point was armed for the former life only");
     });
 }
 
@@ -354,7 +354,7 @@ fn slow_disks_take_time_and_clocks_drift() {
         let start = world.now();
         a.tasks.blocking(|| ()).await;
         assert!(world.now().since(start) >= 2 * S && world.now().since(start) < 2 * S + 10 * MS);
-        assert_ne!(a.clock.now(), b.clock.now(), "an instant means nothing elsewhere");
+        assert_ne!(a.clock.now(), b.clock.now(), "an instant has no meaning on another node");
         world.set_clock_drift("b", 100_000);
         let (start, start_b) = (world.now(), b.clock.now());
         b.clock.sleep(11 * S).await;
@@ -424,7 +424,7 @@ fn bytes_of_a_lost_connection_arrive_late() {
         let (start, mut got) = (world.now(), [0; 5]);
         soon.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"again");
-        late.write_all(b"to nobody").await.expect("it has not heard of the loss");
+        late.write_all(b"to nobody").await.expect("it does not know of the loss yet");
         late.read_exact(&mut got).await.unwrap();
         assert_eq!(&got, b"first");
         assert!(world.now().since(start) >= S - 10 * MS);
@@ -448,7 +448,7 @@ fn disks_lie_as_requested_and_can_be_replaced() {
     );
     write(slab).unwrap();
     write(other).unwrap();
-    assert_eq!(env.disk.read(slab).unwrap(), [1; 8192], "said to be written, and is not");
+    assert_eq!(env.disk.read(slab).unwrap(), [1; 8192], "reported as written, and is not");
     assert_eq!(env.disk.read(other).unwrap()[4096..], [2; 4096]);
     let misdirected_writes_per_million = always;
     world.set_disk_faults(
@@ -542,7 +542,7 @@ fn a_starved_node_is_slow_and_alive() {
             took.push(world.now().since(begun));
         }
         assert!(took[1] > 2 * took[0] && took[2] < 2 * took[0], "{took:?}");
-        assert_eq!(world.last_away("server"), None, "nothing was taken away");
+        assert_eq!(world.last_away("server"), None, "it was never away");
     });
 }
 

@@ -311,7 +311,7 @@ pub fn unmount(path: &Path, lazy: bool) -> Result<()> {
             format!("unmount {}: a process still uses it", path.display()),
         )
         .hint(format!(
-            "`fuser -vm {}` names it; --lazy takes the mount away now and ends it with the last use",
+            "`fuser -vm {}` names it; --lazy detaches it now and ends it with the last use",
             path.display()
         ))),
         // Busy, or it hangs because its process does not answer: abort it.
@@ -378,8 +378,8 @@ fn by_helper(path: &Path, lazy: bool) -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    Err(Error::denied(format!("unmount {}: {said}", path.display()))
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    Err(Error::denied(format!("unmount {}: {text}", path.display()))
         .hint("only its owner and root may unmount; --lazy unmounts while it is in use"))
 }
 

@@ -71,7 +71,7 @@ impl Mounted {
         self.wait_or_undo(request, reply, work, then, |_| std::future::ready(()));
     }
 
-    /// The same; `undo` releases the result if the program is gone.
+    /// Answers a request like [`Mounted::wait`]; `undo` releases the result if the program is gone.
     pub fn wait_or_undo<R: Fails, T: Send + 'static, U: Future<Output = ()> + Send + 'static>(
         &self,
         request: &Request,

@@ -10,7 +10,7 @@ const PAGE_BYTES: u64 = 4096;
 const BYTES_MAX: u64 = 4 << 20;
 const BYTES_MIN: u64 = 128 << 10;
 
-/// The same for all mounts of this process, and for all parts of one.
+/// The largest request of the kernel, read once: all mounts of this process use it.
 pub fn request_bytes() -> u32 {
     static BYTES: OnceLock<u32> = OnceLock::new();
     *BYTES.get_or_init(|| bytes_of(std::fs::read_to_string(LIMIT).ok().as_deref()))

@@ -54,7 +54,8 @@ pub fn is_snapshot_handle(fh: FileHandle) -> bool {
 }
 
 impl Place {
-    /// The same for each request: distinct except by chance, which `Table::note_answer` detects.
+    /// A place has this number in each request. Two places have distinct ones except by chance, which
+    /// `Table::note_answer` detects.
     fn number(self) -> u64 {
         let (a, b) = match self {
             Place::List { volume } => (u64::from(volume.0), u64::MAX),

@@ -253,7 +253,11 @@ mod tests {
         assert_eq!(resize(Some(&mine), &exact, 3), Step::Act);
         assert_eq!(resize(Some(&mine), &exact, 5), Step::Done);
         assert_eq!(resize(Some(&fingerprint(1, 3, 7)), &exact, 3), Step::Done, "cut already");
-        assert_eq!(resize(Some(&fingerprint(1, 5, 7)), &exact, 5), Step::Refuse, "written by somebody");
+        assert_eq!(
+            resize(Some(&fingerprint(1, 5, 7)), &exact, 5),
+            Step::Refuse,
+            "written by another program"
+        );
         assert_eq!(resize(Some(&fingerprint(1, 4, 7)), &exact, 3), Step::Refuse);
         assert_eq!(resize(Some(&fingerprint(2, 3, 7)), &exact, 3), Step::Refuse);
     }

@@ -87,9 +87,9 @@ impl fmt::Debug for Fingerprint {
 /// The state that a call requires.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// The same entry, not written since.
+    /// This entry, not written since.
     Unchanged(Fingerprint),
-    /// The same entry; we may have written to it since the fingerprint was taken.
+    /// This entry; we may have written to it since the fingerprint was taken.
     Ours(Fingerprint),
 }
 

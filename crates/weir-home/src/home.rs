@@ -195,7 +195,7 @@ pub trait Home: Send + Sync + 'static {
         limit: usize,
     ) -> BoxFuture<'a, Outcome<Listing>>;
 
-    /// Begins to read a directory from its beginning to its end, once, however large it is.
+    /// Begins to read a directory of any size from its beginning to its end, once.
     fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>>;
 
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>>;

@@ -242,8 +242,8 @@ impl Verify {
                 Err(Fault::Broken(e)) => e.to_string(),
                 Err(other) => return Err(other),
             };
-            // The same state twice with no change in flight, or none until a conflict is resolved: the result
-            // is final.
+            // The result is final if the state is unchanged with no change in flight, or if none comes until
+            // a conflict is resolved.
             let stays = !place.unsettled && !place.changing && before.as_ref() == Some(&place);
             if stays || place.conflict {
                 let (ino, is_file) = (Some(thing.ino), thing.kind == FileKind::Regular);

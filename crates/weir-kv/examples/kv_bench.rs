@@ -1,6 +1,6 @@
 //! How fast the state engine is, in a metadata server's shape: a create is 5 puts and 3 additions.
 //!
-//! `cargo run --release -p weir-kv --example kv_bench -- DIR [SECONDS]`; DIR is emptied by nobody: give a new
+//! `cargo run --release -p weir-kv --example kv_bench -- DIR [SECONDS]`; DIR is not emptied: give a new
 //! one. Prints one line per measurement. Run it three times; a shared machine varies.
 
 use std::path::PathBuf;

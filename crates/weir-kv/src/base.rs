@@ -293,10 +293,11 @@ impl Entry {
 /// After one the tree is not used any more: the error fails the store.
 fn guarded<T>(doing: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a page is damaged");
+        let panic_text = panic.downcast_ref::<String>().map(String::as_str);
+        let panic_text =
+            panic_text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a page is damaged");
         Err(Error::damaged(format!(
-            "{doing}: the state tree contradicts itself ({said}); restore the directory"
+            "{doing}: the state tree contradicts itself ({panic_text}); restore the directory"
         )))
     })
 }

@@ -341,7 +341,7 @@ impl Core {
         let durable = self.journal.durable().max(folded.seq);
         if to < durable {
             return Err(Error::damaged(format!(
-                "the records up to {} were durable in every copy, and are to be cut back to {}",
+                "the records up to {} were durable in every copy, and are to be truncated to {}",
                 durable.0, to.0
             )));
         }
@@ -392,7 +392,7 @@ fn find(shelf: &Shelf, wanted: Wanted, mark: Option<Mark>) -> Result<Recovered> 
     if found.last != to {
         let last = found.last.0;
         return Err(Error::damaged(format!(
-            "the journal ends at {last}, and was to be cut back to {}",
+            "the journal ends at {last}, and was to be truncated to {}",
             to.0
         )));
     }

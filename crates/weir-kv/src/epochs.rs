@@ -109,7 +109,7 @@ impl Epochs {
 
     /// Drops records after `seq`.
     pub fn truncate_to(&mut self, seq: CommitSeq) {
-        assert!(seq >= self.start, "what every copy holds is never cut");
+        assert!(seq >= self.start, "records that every copy holds are never truncated");
         let whole = self.runs.iter().take_while(|run| run.last <= seq).count();
         let part = self.runs.get(whole).map(|run| Run { epoch: run.epoch, last: seq });
         self.runs.truncate(whole);

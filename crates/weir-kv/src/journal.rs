@@ -346,8 +346,8 @@ impl Journal {
         let mut pen = lock(&self.pen);
         let tasks = pen.tasks.clone();
         *pen = Pen::at(tail, tasks).map_err(|e| unread_end(tail, &e))?;
-        assert!(lock(&self.queue).items.is_empty(), "all was flushed before the cut");
-        assert!(self.durable() <= last, "durable records are never cut");
+        assert!(lock(&self.queue).items.is_empty(), "all records were flushed before the truncation");
+        assert!(self.durable() <= last, "durable records are never truncated");
         self.synced.store(last.0, Ordering::Release);
         Ok(())
     }

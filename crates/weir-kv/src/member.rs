@@ -187,7 +187,7 @@ impl Core {
         let last = writer.epochs.last();
         if to > last {
             return Err(Error::invalid(format!(
-                "the store ends at {}: it cannot be cut back to {}",
+                "the store ends at {}: it cannot be truncated to {}",
                 last.0, to.0
             )));
         }

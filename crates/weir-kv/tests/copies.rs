@@ -450,7 +450,7 @@ fn a_follower_keeps_what_it_said_and_no_half_record() {
             let engine = open(&w.node("b")).await;
             let (seq, state) = dump(&*engine);
             let said = said.load(Ordering::Acquire);
-            assert!(seq.0 >= said, "seed {seed}: it said {said}, and has {}", seq.0);
+            assert!(seq.0 >= said, "seed {seed}: it acknowledged {said}, and has {}", seq.0);
             assert!(state == written.states[seq.0 as usize], "seed {seed}");
             u32::from(seq.0 < 200)
         });

@@ -450,7 +450,7 @@ fn a_disk_that_does_not_read_any_more_ends_the_store() {
             put.is_err()
         };
         while engine.read(&mut |r| r.get(&7u32.to_be_bytes()).map(drop)).is_ok() || !ended() {
-            assert!(env.clock.now() < deadline, "it goes on without its disk");
+            assert!(env.clock.now() < deadline, "it continues without its disk");
             env.clock.sleep(Duration::from_millis(100)).await;
         }
     });

@@ -105,6 +105,6 @@ mod tests {
         buf[9_999] ^= 1;
         pattern.write_headers(9, 8192 + Pattern::period(), &mut buf);
         assert_eq!(pattern.check(9, 8192 + Pattern::period(), &buf), Ok(()));
-        assert!(pattern.check(7, 8192, &[0; 4096]).is_err(), "zeros are nobody's");
+        assert!(pattern.check(7, 8192, &[0; 4096]).is_err(), "zeros belong to no writer");
     }
 }

@@ -57,7 +57,7 @@ pub struct Row {
     pub unit: String,
     pub better: Better,
     pub value: Spread,
-    /// The same workload on the baseline directory.
+    /// The result of this workload on the baseline directory.
     pub baseline: Option<Spread>,
     /// `value.median / baseline.median`.
     pub ratio: Option<f64>,

@@ -198,7 +198,7 @@ fn of_target(call: &Call) -> Result<About> {
         }
         DrainTarget::METHOD => {
             let r = call.decode::<DrainTarget>()?;
-            let what = if r.stay { "is drained no more" } else { "is drained" };
+            let what = if r.stay { "is no longer drained" } else { "is drained" };
             (format!("target {} {what}", r.target), !r.dry_run)
         }
         _ => (format!("target {}", call.decode::<RemoveTarget>()?.target), true),

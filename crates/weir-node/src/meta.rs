@@ -419,7 +419,7 @@ impl MetaNode {
                 };
                 // Repeated while the condition lasts.
                 if let Err(e) = reported {
-                    tracing::debug!("of {node} the coordinator does not take {news:?}: {e}");
+                    tracing::debug!("the coordinator does not accept {news:?} of {node}: {e}");
                 }
             });
         })

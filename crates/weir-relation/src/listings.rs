@@ -23,8 +23,9 @@ pub struct Listings {
     pub wanted: BTreeSet<InodeId>,
     pub out: BTreeMap<InodeId, SessionId>,
     failed: BTreeMap<InodeId, (Instant, String)>,
+    /// The next search for directories to be read begins here.
     pub next: InodeId,
-    /// The same for rescans.
+    /// The next search for directories to be read again begins here.
     pub next_again: InodeId,
 }
 

@@ -168,7 +168,7 @@ async fn the_end_fails_all_calls_at_once(env: &Env, addr: &Addr) {
     assert_eq!(client.closed().await.kind, ErrorKind::Unavailable);
     let after = client.call(&Echo { words: String::new() }, vec![], PATIENCE).await.unwrap_err();
     assert_eq!(after.kind, ErrorKind::Unavailable);
-    until(env, "the service hears of it", || bench.gone.lock().unwrap().len() == 1).await;
+    until(env, "the service is notified", || bench.gone.lock().unwrap().len() == 1).await;
 }
 
 async fn dropping_the_last_handle_closes(env: &Env, addr: &Addr) {
@@ -197,7 +197,7 @@ async fn clusters_do_not_mix(env: &Env, addr: &Addr) {
     let channel = Channel::new(env, vec![addr.clone()], stranger, Arc::new(NoService));
     let begun = env.clock.now();
     assert_eq!(channel.connection(PATIENCE).await.unwrap_err().kind, ErrorKind::Denied);
-    assert!(env.clock.now().since(begun) < PATIENCE / 2, "a refusal is told at once");
+    assert!(env.clock.now().since(begun) < PATIENCE / 2, "a refusal is reported at once");
 }
 
 async fn both_ends_use_the_highest_version_that_both_speak(env: &Env, addr: &Addr) {
@@ -316,7 +316,7 @@ fn a_dial_continues_without_a_waiter() {
                 Err(e) => assert_eq!(e.kind, ErrorKind::Unavailable),
             }
         }
-        panic!("each try begins anew, and none gets there");
+        panic!("each try starts again, and none arrives");
     });
 }
 
@@ -545,7 +545,7 @@ contract!(
     an_address_that_is_about_to_be_free_is_waited_for,
 );
 
-/// The same between nodes that have certificates, for each suite.
+/// The tests between nodes that have certificates, for each suite.
 macro_rules! certified {
     ($($suite:ident($policy:expr): [$($test:ident),* $(,)?])*) => { $(
         mod $suite {

@@ -166,7 +166,7 @@ async fn a_payload_that_was_changed_ends_the_connection() {
 async fn only_encryption_hides_the_content() {
     for (policy, is_hidden) in [(Policy::default(), false), (encrypting(), true)] {
         with_relay(policy, |_, relay, client, _| async move {
-            let secret = "nobody else may read this";
+            let secret = "no other user may read this";
             let payload = vec![bytes::Bytes::from(secret.repeat(100))];
             client.call(&Echo { words: secret.into() }, payload, PATIENCE).await.unwrap();
             let seen = relay.passed.lock().unwrap();

@@ -426,7 +426,7 @@ mod tests {
         for ops in [&[2, 4][..], &[2, 3], &[4, 2, 3], &[2, 3, 4, 3], &[2, 3, 4, 5]] {
             assert!(file.check(&span(9, 9), &all(ops)).is_err(), "{ops:?}");
         }
-        assert!(file.check(&span(7, 7), &all(&[2, 4])).is_ok(), "one is under way");
+        assert!(file.check(&span(7, 7), &all(&[2, 4])).is_ok(), "one is in flight");
         let mut partial = all(&[2, 3, 4]);
         partial[40] = 0;
         assert!(file.check(&span(9, 9), &partial).is_err());

@@ -218,7 +218,7 @@ impl Options {
 }
 
 impl Options {
-    /// The same with several coordinators; the first fault is one of theirs.
+    /// Adds several coordinators; the first fault is one of theirs.
     pub fn with_coordinators(mut self, coordinators: usize, seed: u64) -> Options {
         self.servers.coordinators = coordinators;
         let of_coordinators: Vec<FaultKind> =

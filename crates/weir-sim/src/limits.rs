@@ -194,7 +194,7 @@ impl Limits {
         if let Some(client) = client
             && let Err(e) = client.shutdown().await
         {
-            context.complain_of_none("who changes limits leaves".into(), &e);
+            context.complain_of_none("the client that changes limits leaves".into(), &e);
         }
     }
 
@@ -384,7 +384,7 @@ impl Limits {
         }
         let deadline = self.world.now() + PATIENCE;
         while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.name.starts_with("limited")) {
-            assert!(self.world.now() < deadline, "the volumes with limits are not removed to their end");
+            assert!(self.world.now() < deadline, "the volumes with limits are not removed completely");
             self.world.sleep(POLL_EVERY).await;
         }
         Ok(())

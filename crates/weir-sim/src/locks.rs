@@ -165,7 +165,7 @@ impl Counters {
         if rng.below(3) > 0 {
             counter.state().holds.retain(|hold| hold.op != op);
             let unlocked = client.try_lock(handle, wish(None)).await?;
-            assert_eq!(unlocked, Locked::Granted, "operation {op}: an unlock waits for nobody");
+            assert_eq!(unlocked, Locked::Granted, "operation {op}: an unlock does not wait");
         } // or the close releases it
         Ok(())
     }
@@ -293,5 +293,5 @@ fn text_of(count: u64) -> Vec<u8> {
 fn count_in(counter: &Counter, got: &[u8]) -> u64 {
     let text = std::str::from_utf8(got).ok().filter(|text| text.len() == DIGITS);
     let count = text.and_then(|text| text.parse().ok());
-    count.unwrap_or_else(|| panic!("{}: {got:?} is no count", counter.name))
+    count.unwrap_or_else(|| panic!("{}: {got:?} is not a count", counter.name))
 }

@@ -94,7 +94,8 @@ impl FromStr for Kinds {
             return Ok(Kinds(Vec::new()));
         }
         let known = || FaultKind::ALL.map(FaultKind::name).join(", ");
-        let kind = |name| FaultKind::by_name(name).ok_or_else(|| format!("{name} is no fault: {}", known()));
+        let kind =
+            |name| FaultKind::by_name(name).ok_or_else(|| format!("{name} is not a fault: {}", known()));
         names.split(',').map(kind).collect::<Result<_, _>>().map(Kinds)
     }
 }

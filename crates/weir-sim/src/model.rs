@@ -148,7 +148,7 @@ impl FileModel {
     pub fn of(bytes: Vec<u8>) -> FileModel {
         FileModel { bytes, ..FileModel::default() }
     }
-    /// The same bytes as durable ones, regardless of their writers.
+    /// The present bytes as durable ones, regardless of their writers.
     pub fn settled(&self) -> FileModel {
         FileModel {
             pending: Vec::new(),
@@ -509,7 +509,11 @@ mod tests {
             assert_eq!(settled.is_ok(), fits, "{settled:?}");
         }
         let mut reported = file.clone();
-        assert_eq!(reported.settle(who(1), &with([1, 1], 50), None).unwrap(), [who(0)], "it must be told");
+        assert_eq!(
+            reported.settle(who(1), &with([1, 1], 50), None).unwrap(),
+            [who(0)],
+            "the loss must be reported"
+        );
         reported.check(0, 200, &with([1, 1], 50)).unwrap();
         file.seen_by(1, |_| 0);
         assert!(!file.is_doubtful(|_| 1), "what another has seen must stay");

@@ -283,7 +283,7 @@ impl Replica {
         let strangers = self.strangers();
         let state = strangers.states.get(&attr.mtime.nanos);
         let what = format!("{path} ({:?}) of {:?}, {} bytes", attr.ino, attr.mtime, attr.size);
-        let state = state.unwrap_or_else(|| panic!("{what}: it was never so at home"));
+        let state = state.unwrap_or_else(|| panic!("{what}: home never had this state"));
         let differs = state.iter().zip(got).position(|(a, b)| a != b);
         assert!(
             state == got,
@@ -344,7 +344,7 @@ impl Replica {
         client.delete_volume(&root_cred(), self.volume, true).await?;
         let deadline = self.world.now() + PATIENCE;
         while client.volumes(VolumeId(0)).await?.0.iter().any(|volume| volume.id == self.volume) {
-            assert!(self.world.now() < deadline, "the replica is not removed to its end");
+            assert!(self.world.now() < deadline, "the replica is not removed completely");
             self.world.sleep(POLL_EVERY).await;
         }
         Ok(())

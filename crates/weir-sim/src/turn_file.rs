@@ -38,7 +38,7 @@ impl TurnFile {
         let owed = self.owed.get(&who.client) == Some(&who);
         assert!(
             !owed,
-            "{}: acknowledged bytes of c{} are lost, and close said nothing",
+            "{}: acknowledged bytes of c{} are lost, and close returned no error",
             self.name, who.client
         );
         self.model.synced(who.client);

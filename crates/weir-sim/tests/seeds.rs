@@ -63,7 +63,7 @@ fn the_same_seed_runs_the_same_way() {
         let again = run(seed, &options).unwrap_or_else(|e| panic!("{e}"));
         let parted = first.log.iter().zip(&again.log).find(|(a, b)| a != b);
         assert!(parted.is_none(), "seed {seed}: the runs part at {parted:?}");
-        assert!(first == again, "seed {seed}: one run goes on where the other ended");
+        assert!(first == again, "seed {seed}: one run continues where the other ended");
     }
 }
 

@@ -104,7 +104,7 @@ impl History {
         let series = kept.series.get(name)?;
         Some((series.seconds.last(count), series.seconds.newest))
     }
-    /// The same by minutes.
+    /// The newest `count` minutes of a series, oldest first; with the minute of the newest one.
     pub fn minutes(&self, name: &str, count: usize) -> Option<(Vec<f32>, u64)> {
         let kept = self.lock();
         let series = kept.series.get(name)?;

@@ -80,7 +80,7 @@ impl Watch {
     pub fn wait(&self, reason: Reason, object: Object) -> WaitGuard {
         self.wait_since(self.now_ns(), WaitRecord::new(reason, object))
     }
-    /// The same with all known fields, for a caller that has just read the clock.
+    /// A wait with all known fields that began at this time, for a caller that has just read the clock.
     pub fn wait_since(&self, since_ns: u64, record: WaitRecord) -> WaitGuard {
         WaitGuard::begin(self.shared.waits.clone(), self.now.clone(), since_ns, record)
     }

@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(logged(100), [0; 10]);
         let mut next = [0; 10];
         next[0] = 99_990;
-        assert_eq!(logged(200), next, "the next one says how many were left out");
+        assert_eq!(logged(200), next, "the next one shows how many were left out");
         assert_eq!(lines.admit("another kind", 200_000_000_000), Some(LeftOut(0)));
         assert_eq!(format!("no{}, no{}", LeftOut(0), LeftOut(3)), "no, no (before it, 3 more like this)");
     }

@@ -98,6 +98,14 @@ fn every_promise_names_tests_that_exist() {
         named += 1;
     }
     assert!(named > 20, "only {named} tests named");
+    for fold in text.split("<details><summary>").skip(1) {
+        let (count, rest) = fold.split_once(" tests").unwrap();
+        let list = rest.split("</details>").next().unwrap();
+        let tests: Vec<&str> = list.lines().filter(|line| line.starts_with("- `")).collect();
+        assert_eq!(tests.len().to_string(), count, "docs/semantics.md: the number above {:?}", tests.first());
+        let once: BTreeSet<&&str> = tests.iter().collect();
+        assert_eq!(once.len(), tests.len(), "docs/semantics.md names a test twice: {tests:?}");
+    }
 }
 
 /// All documents: of the repository's root and below `docs`.
@@ -154,23 +162,132 @@ fn links_of_documents_lead_somewhere() {
     assert!(followed > 100, "only {followed} links");
 }
 
-/// Pages that follow the code name functions as `name()`, each defined in a file that the page links to.
+/// Pages that follow the code name functions as `name()`, each defined in the file that the page names with it.
 #[test]
 fn functions_in_pages_about_internals_exist() {
     let pages = documents().into_iter().filter(|page| page.parent().unwrap().ends_with("internals"));
     let mut named = 0;
     for page in pages {
-        let text = std::fs::read_to_string(&page).unwrap();
-        let sources = links(&text).filter(|link| link.contains("crates/"));
-        let known: BTreeSet<String> =
-            sources.flat_map(|link| defined(&page.parent().unwrap().join(link))).collect();
-        for quoted in text.split('`').skip(1).step_by(2) {
-            let Some(function) = quoted.strip_suffix("()") else { continue };
-            assert!(known.contains(function), "{}: no linked file defines {quoted}", page.display());
+        let (functions, wrong) = check_functions(&page, &std::fs::read_to_string(&page).unwrap());
+        assert!(wrong.is_empty(), "{}:\n{}", page.display(), wrong.join("\n"));
+        named += functions;
+    }
+    assert!(named > 200, "only {named} functions named");
+}
+
+#[test]
+fn a_function_of_another_linked_file_is_found() {
+    let page = root().join("docs/internals/page.md");
+    let link = |file: &str| format!("[`{file}`](../../crates/weir/tests/{file})");
+    let (this, other) = (link("architecture.rs"), link("pages.rs"));
+    let wrong = |text: String| check_functions(&page, &text).1.len();
+    assert_eq!(wrong(format!("{this}, `anchor()` and `links()`; `steps()` in {other}. Then `steps()`.")), 0);
+    assert_eq!(
+        wrong(format!("`anchor()` in {this}.\n\n- {other}, `steps()`. `anchor()`, in `architecture.rs`.")),
+        0
+    );
+    assert_eq!(
+        wrong(format!("Functions without a file are in {this}.\n\n`anchor()`.\n\n| a | `links()` |")),
+        0
+    );
+    assert_eq!(
+        wrong(format!("{this}, `anchor()`.\n\n{other}, `steps()`. `anchor()`.")),
+        1,
+        "the file is not named with it"
+    );
+    assert_eq!(wrong(format!("{other}, `anchor()`. See {this}.")), 1, "another sentence");
+    assert_eq!(
+        wrong(format!("Functions without a file are in {this}.\n\n## Next\n\n`anchor()`.")),
+        1,
+        "another section"
+    );
+    assert_eq!(wrong(format!("{this}, `no_such()`.")), 1);
+}
+
+/// A part of a paragraph that decides which file a function is looked for in.
+enum Part<'t> {
+    File(PathBuf),
+    Function(&'t str),
+    EndOfSentence,
+}
+
+/// How many functions a page names, and those that no file named with them defines. These files are the last one
+/// before the function in its paragraph, the next one in its sentence, and those of "Functions without a file are
+/// in …" in its section.
+fn check_functions(page: &Path, text: &str) -> (usize, Vec<String>) {
+    let dir = page.parent().unwrap();
+    let linked: BTreeSet<PathBuf> =
+        links(text).filter(|link| link.contains("crates/")).map(|link| dir.join(link)).collect();
+    let (mut named, mut wrong, mut of_section) = (0, Vec::new(), Vec::new());
+    for paragraph in paragraphs(text) {
+        let parts = parts(&paragraph, dir, &linked);
+        if paragraph.starts_with("## ") {
+            of_section.clear();
+        } else if paragraph.contains("unctions without a file are in") {
+            of_section = parts.iter().filter_map(file_of).cloned().collect();
+        }
+        for (at, part) in parts.iter().enumerate() {
+            let Part::Function(function) = part else { continue };
+            let before = parts[..at].iter().rev().find_map(file_of);
+            let mut sentence = parts[at..].iter().take_while(|part| !matches!(part, Part::EndOfSentence));
+            let behind = sentence.find_map(file_of);
+            let mut files = before.into_iter().chain(behind).chain(&of_section);
+            if !files.any(|file| defined(file).contains(*function)) {
+                wrong.push(format!("`{function}()` is in no file that is named with it: {paragraph}"));
+            }
             named += 1;
         }
     }
-    assert!(named > 100, "only {named} functions named");
+    (named, wrong)
+}
+
+fn file_of<'p>(part: &'p Part<'_>) -> Option<&'p PathBuf> {
+    match part {
+        Part::File(path) => Some(path),
+        _ => None,
+    }
+}
+
+/// Paragraphs, items of lists, rows of tables and headings, each in one line; without blocks of code.
+fn paragraphs(text: &str) -> Vec<String> {
+    let (mut found, mut is_code, mut ended) = (Vec::<String>::new(), false, true);
+    for line in text.lines().map(str::trim) {
+        let is_fence = line.starts_with("```");
+        is_code ^= is_fence;
+        if is_code || is_fence || line.is_empty() {
+            ended = true;
+            continue;
+        }
+        let number = line.trim_start_matches(|c: char| c.is_ascii_digit());
+        let begins = line.starts_with(['|', '#']) || line.starts_with("- ") || number.starts_with(". ");
+        match found.last_mut().filter(|_| !ended && !begins) {
+            Some(paragraph) => *paragraph = format!("{paragraph} {line}"),
+            None => found.push(line.to_owned()),
+        }
+        ended = false;
+    }
+    found
+}
+
+/// A file is a link to it, or the end of the path of a file that the page links to.
+fn parts<'t>(paragraph: &'t str, dir: &Path, linked: &BTreeSet<PathBuf>) -> Vec<Part<'t>> {
+    let (mut found, pieces) = (Vec::new(), paragraph.split('`').collect::<Vec<_>>());
+    for (n, piece) in pieces.iter().enumerate() {
+        let behind = pieces.get(n + 1).and_then(|behind| behind.strip_prefix("]("));
+        let link = behind.and_then(|rest| rest.split_once(')')).map(|(link, _)| link);
+        if n % 2 == 0 {
+            found.extend(piece.contains(". ").then_some(Part::EndOfSentence));
+        } else if let Some(link) = link.filter(|link| link.contains("crates/")) {
+            found.push(Part::File(dir.join(link)));
+        } else if let Some(function) = piece.strip_suffix("()") {
+            found.push(Part::Function(function));
+        } else if piece.ends_with(".rs") {
+            let named: Vec<_> = linked.iter().filter(|path| path.ends_with(piece)).collect();
+            assert!(named.len() < 2, "{piece} may be several files, so it needs a link: {paragraph}");
+            found.extend(named.first().map(|path| Part::File(path.to_path_buf())));
+        }
+    }
+    found
 }
 
 /// Names of the functions in a file, or in all files of a directory.
@@ -182,4 +299,36 @@ fn defined(path: &Path) -> BTreeSet<String> {
     let after_fn = text.split("fn ").skip(1);
     let name = |rest: &str| rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     after_fn.map(name).collect()
+}
+
+/// A link to a decision with a number leads to the page of that number, and numbers without a page are listed.
+#[test]
+fn decisions_are_linked_by_their_numbers() {
+    let is_number = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_digit());
+    let mut linked = 0;
+    for page in documents() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for (shown, rest) in text.split("](").zip(text.split("](").skip(1)) {
+            let (shown, link) = (shown.rsplit('[').next().unwrap(), rest.split(')').next().unwrap());
+            let file = link.rsplit('/').next().unwrap();
+            let (number, shown) =
+                (file.get(..4).unwrap_or(""), shown.split_whitespace().last().unwrap_or(""));
+            if is_number(number) && is_number(shown) {
+                let same = number.parse::<u32>().unwrap() == shown.parse::<u32>().unwrap();
+                assert!(same, "{}: decision {shown} leads to {link}", page.display());
+                linked += 1;
+            }
+        }
+    }
+    assert!(linked > 50, "only {linked} links to decisions");
+
+    let index = std::fs::read_to_string(root().join("docs/decisions/README.md")).unwrap();
+    let pages = entries(&root().join("docs/decisions"));
+    let numbers: BTreeSet<u32> =
+        pages.iter().filter_map(|page| page.file_name()?.to_str()?.get(..4)?.parse().ok()).collect();
+    for number in 1..=*numbers.last().unwrap() {
+        let row =
+            if numbers.contains(&number) { format!("| [{number:04}](") } else { format!("| {number:04} |") };
+        assert!(index.contains(&row), "docs/decisions/README.md has no row {row}");
+    }
 }

@@ -47,7 +47,7 @@ pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
         .hint("`weir upgrade finish` raises the level"));
     }
     map.audits.retain(|known| known.volumes != rule.volumes);
-    let said = match (rule.opens, rule.changes) {
+    let recorded = match (rule.opens, rule.changes) {
         (false, false) => return Ok(format!("nothing of volumes {} is recorded any more", rule.volumes)),
         (true, false) => "opens",
         (false, true) => "changes",
@@ -58,9 +58,9 @@ pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
             "there are {RULES_MAX} rules of what is recorded, which is the most"
         )));
     }
-    let said = format!("{said} in volumes {} are recorded", rule.volumes);
+    let recorded = format!("{recorded} in volumes {} are recorded", rule.volumes);
     map.audits.push(rule);
-    Ok(said)
+    Ok(recorded)
 }
 
 fn no_rule(name: &str) -> Error {

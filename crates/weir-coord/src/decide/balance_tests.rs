@@ -57,7 +57,7 @@ fn six_more_targets_get_half_with_few_moves() {
         "within 2 % of the capacity, and half a place: {:?}",
         observed.used
     );
-    assert!(moved_bytes * 10 <= new * 11, "{moved_bytes} bytes moved, {new} are there");
+    assert!(moved_bytes * 10 <= new * 11, "{moved_bytes} bytes moved, {new} are on the new targets");
 }
 
 /// Executes plans until none is left, as if each place had the same size as the others of its target.

@@ -1,6 +1,6 @@
 //! Transitions of a journal group: the nodes that keep copies of one journal, and which of them leads.
 //!
-//! The same transitions as those of a placement group whose every member holds everything (k = 1).
+//! The transitions are those of a placement group whose every member holds everything (k = 1).
 //! Invariants:
 //! - each change of members or leader raises the epoch by one, so an epoch has one leader for ever;
 //! - the leader is current;
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(group.down(1, None), Ok(true));
         assert_eq!((group.leader, states(&group)), (None, vec![Down, Down, Down]));
         assert!(group.back(0) && group.back(2));
-        assert_eq!(states(&group), [Behind, Down, Behind], "1 may have gone on alone");
+        assert_eq!(states(&group), [Behind, Down, Behind], "1 may have continued alone");
         assert_eq!(group.lead(0).unwrap_err().kind, ErrorKind::Denied);
         assert_eq!(group.caught_up(0, group.epoch).unwrap_err().kind, ErrorKind::Unavailable);
         assert!(group.back(1));

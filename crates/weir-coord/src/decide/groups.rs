@@ -206,8 +206,8 @@ pub fn groups_for_new_files(map: &ClusterMap, expected_targets: usize) -> Vec<Wa
     pools(map).into_iter().filter_map(of).collect()
 }
 
-/// Missing groups of a requested scheme, in one pool or in all that can hold it. The error says what a pool
-/// lacks.
+/// Missing groups of a requested scheme, in one pool or in all that can hold it. The error names what a
+/// pool lacks.
 pub fn groups_asked_for(map: &ClusterMap, pool: Option<&str>, scheme: Scheme) -> Result<Vec<WantedGroups>> {
     let all = pools(map);
     if let Some(pool) = pool.filter(|pool| !all.contains(pool)) {
@@ -376,21 +376,21 @@ pub(super) fn rejoin<P: Place>(places: &mut [P], epoch: &mut Epoch, id: P::Id, m
     is_down
 }
 
-/// A member that was behind reports that it holds everything, as of the epoch `said`. `lacks`: why it cannot
+/// A member that was behind reports that it holds everything, as of epoch `claimed`. `lacks`: why it cannot
 /// know that.
 pub(super) fn catch_up<P: Place>(
     places: &mut [P],
     epoch: &mut Epoch,
     group: &dyn fmt::Display,
     id: P::Id,
-    said: Epoch,
+    claimed: Epoch,
     lacks: Option<String>,
 ) -> Result<bool> {
     let place = places.iter().find(|p| p.id() == id);
     let state = place.ok_or_else(|| Error::invalid(format!("{id} is not a member of {group}")))?.state();
-    if said != *epoch {
+    if claimed != *epoch {
         // The member may have been away in between: it must check again under the present epoch.
-        return Err(Error::stale(format!("{group} is at {epoch}, not {said}: check again")));
+        return Err(Error::stale(format!("{group} is at {epoch}, not {claimed}: check again")));
     }
     match (state, lacks) {
         (MemberState::Current, _) => Ok(false),

@@ -77,7 +77,7 @@ fn groups_are_made_on_demand_where_the_targets_can_hold_them() {
     let mut map = with_groups(6, "ec:4+2");
     let before = map.groups.clone();
     let scheme = |text: &str| text.parse::<Scheme>().unwrap();
-    assert_eq!(make_groups(&mut map, None, scheme("ec:4+2")), Ok(false), "they are there");
+    assert_eq!(make_groups(&mut map, None, scheme("ec:4+2")), Ok(false), "these groups exist");
     assert_eq!(make_groups(&mut map, Some("hdd"), scheme("ec:2+1")), Ok(true));
     assert_eq!(make_groups(&mut map, None, scheme("ec:2+1")), Ok(false));
     assert!(map.groups_of("hdd", scheme("ec:2+1")).is_some());
@@ -111,7 +111,7 @@ fn new_targets_get_a_new_generation_of_groups() {
         map.groups[24..].iter().flat_map(|g| &g.members).map(|m| m.target).collect();
     assert_eq!(used.len(), 8);
     assert!(groups_for_new_targets(&map, &none).is_empty(), "once");
-    assert!(!add_groups(&mut map, &wanted[0], wanted[0].place()), "another generation is there by now");
+    assert!(!add_groups(&mut map, &wanted[0], wanted[0].place()), "another generation exists by now");
     map.level = LEVEL_OF_GROWTH - 1;
     map.generations.clear();
     map.groups.truncate(24);
@@ -129,7 +129,7 @@ fn groups_appear_once_when_all_expected_targets_are_up() {
     let groups = |map: &ClusterMap, scheme: &str| map.groups_of("hdd", scheme.parse().unwrap());
     assert_eq!(groups(&map, "ec:4+2"), Some((PgId(0), 24)));
     for (scheme, first, count) in [("single", 24, 6), ("replica:2", 30, 24), ("replica:3", 54, 24)] {
-        assert_eq!(groups(&map, scheme), None, "nobody has asked for {scheme}");
+        assert_eq!(groups(&map, scheme), None, "no file has asked for {scheme}");
         assert_eq!(make_groups(&mut map, None, scheme.parse().unwrap()), Ok(true));
         assert_eq!(groups(&map, scheme), Some((PgId(first), count)), "{scheme}");
     }
@@ -148,7 +148,7 @@ fn groups_placed_for_targets_that_are_gone_are_not_taken() {
     assert!(map.groups.is_empty());
     target_back(&mut map, t(7));
     assert!(add_groups(&mut map, &wanted, placed.clone()));
-    assert!(!add_groups(&mut map, &wanted, placed), "they are there already");
+    assert!(!add_groups(&mut map, &wanted, placed), "the groups exist already");
     assert_eq!(map.groups.len(), 28);
 }
 
@@ -283,13 +283,13 @@ fn lost_cells_are_rebuilt_from_k_others_or_are_lost() {
     }
     let written_until = map.groups[0].last_writable_epoch();
     target_lost(&mut map, t(2));
-    assert_eq!(map.groups[0].last_writable_epoch(), written_until, "what was written then still counts");
+    assert_eq!(map.groups[0].last_writable_epoch(), written_until, "writes of that time still count");
     for n in 1..=6 {
         target_back(&mut map, t(n));
     }
-    assert_eq!(state(&map, 0, 6), MemberState::Behind, "it missed what was written");
+    assert_eq!(state(&map, 0, 6), MemberState::Behind, "it missed the writes");
     assert_eq!((1..=5).map(|n| state(&map, 0, n)).filter(|s| *s == MemberState::Current).count(), 3);
-    assert!(map.groups[0].is_lost(), "two missed it, and a third one lost it");
+    assert!(map.groups[0].is_lost(), "two missed the writes, and a third one lost them");
 
     let mut map = with_groups(6, "ec:4+2");
     for n in [1, 2] {
@@ -308,7 +308,7 @@ fn lost_cells_are_rebuilt_from_k_others_or_are_lost() {
     }
     assert!(map.groups[0].is_lost());
     target_down(&mut map, t(1));
-    assert!(map.groups[0].is_lost(), "whether those who have all are there or not");
+    assert!(map.groups[0].is_lost(), "whether members with all data are up or not");
 }
 
 #[test]

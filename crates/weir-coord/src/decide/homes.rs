@@ -25,7 +25,7 @@ pub fn forbid_home(rules: &mut Vec<HomeRule>, place: &str) -> Result<()> {
     match rules.len() < before {
         true => Ok(()),
         false => Err(Error::not_found(format!("no rule allows homes in {place}"))
-            .hint("`weir home list` shows the rules, each is taken back by its own place")),
+            .hint("`weir home list` shows the rules; each is removed by its own place")),
     }
 }
 
@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(allow_home(&mut rules, HomeRule::plain("file:///a")), Ok(false));
         let rule = HomeRule { allow_root: true, ..HomeRule::plain("file:///a/") };
         assert_eq!(allow_home(&mut rules, rule.clone()), Ok(true));
-        assert_eq!(rules, [rule], "in place of the one before");
+        assert_eq!(rules, [rule], "it replaces the former rule");
         allow_home(&mut rules, HomeRule::plain("file:///a/b")).unwrap();
         assert_eq!(forbid_home(&mut rules, "file:///").unwrap_err().kind, ErrorKind::NotFound);
         forbid_home(&mut rules, "file:///a").unwrap();

@@ -61,6 +61,6 @@ mod tests {
         assert!(range.clone().count() > 0 && around.pg_count < 32);
         assert!(range.flat_map(|g| &g.members).all(|m| m.target != TargetId(3)));
         map.full = (1..=8).map(TargetId).collect();
-        assert_eq!(layout_for_new_file(&map, 7), Ok(all), "no group is without one");
+        assert_eq!(layout_for_new_file(&map, 7), Ok(all), "each group has a full target");
     }
 }

@@ -104,7 +104,7 @@ fn may_continue(
         .hint(format!(
             "put the newest one back. A copy is not used, because new files would get the space of \
              existing ones. If the newest is lost, found the namespace again in an empty directory (`weir \
-             meta --new --instead-of {}`) and bring the files back from their homes and backups",
+             meta --new --instead-of {}`) and restore the files from their homes and backups",
             entry.uuid
         )));
     }
@@ -141,7 +141,7 @@ fn no_directory_of(map: &ClusterMap, lead: &LeadNamespace) -> Error {
 fn found(map: &mut ClusterMap, lead: &LeadNamespace) -> Result<usize> {
     let last = map.last_namespace.0.checked_add(1);
     map.last_namespace =
-        NamespaceId(last.ok_or_else(|| Error::no_space("all numbers of namespaces are given"))?);
+        NamespaceId(last.ok_or_else(|| Error::no_space("all numbers of namespaces are in use"))?);
     let replaced = map.namespace_named(&lead.namespace).map(|v| v.id);
     map.copies.retain(|c| Some(c.namespace) != replaced);
     map.namespaces.retain(|v| v.name != lead.namespace);

@@ -110,7 +110,7 @@ pub fn remove_target(map: &mut ClusterMap, target: TargetId) -> Result<String> {
     let places = map.groups.iter().filter(has).count();
     if places > 0 || map.moves.iter().any(|m| m.to == target) {
         return Err(Error::exists(format!("{target} has a place in {places} placement groups"))
-            .hint(format!("`weir target drain {target}` gives them to other targets")));
+            .hint(format!("`weir target drain {target}` moves them to other targets")));
     }
     if entry.state == TargetState::Up {
         return Err(Error::exists(format!("{target} is in service, without data"))

@@ -50,7 +50,7 @@ fn any_change_of_the_group_ends_the_closing() {
     let other = map.groups[0].members[3].target;
     assert!(target_down(&mut map, other) && target_back(&mut map, other));
     settle_moves(&mut map);
-    assert_eq!(map.moves.len(), 1, "both ends are there");
+    assert_eq!(map.moves.len(), 1, "both targets are up");
     assert!(!is_closed(&map.groups[0], &map.moves[0]));
     assert!(finish_move(&mut map, GROUP, TargetId(7), closed).is_err());
     let now = epoch(&map);
@@ -98,7 +98,7 @@ fn only_a_target_of_the_pool_that_is_up_takes_a_place() {
     for to in [member, TargetId(99)] {
         assert!(begin_move(&mut map, GROUP, 0, to).is_err(), "{to}");
     }
-    assert!(begin_move(&mut map, GROUP, 6, TargetId(7)).is_err(), "there is no such place");
+    assert!(begin_move(&mut map, GROUP, 6, TargetId(7)).is_err(), "the group has no such place");
     map.targets[6].pool = "ssd".into();
     assert!(begin_move(&mut map, GROUP, 0, TargetId(7)).is_err());
     map.targets[6].pool = map.targets[0].pool.clone();

@@ -213,7 +213,7 @@ pub fn leader_silent(map: &mut ClusterMap, said: &LeaderSilent, lives: bool) -> 
         return Ok(false);
     }
     tracing::warn!(
-        "{} leads {} no more: {} receives nothing from it",
+        "{} does not lead {} any more: {} receives nothing from it",
         said.leader,
         said.namespace,
         said.node

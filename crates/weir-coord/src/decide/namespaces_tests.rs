@@ -100,7 +100,7 @@ fn the_lead_goes_to_a_current_copy_on_another_host() {
         up(&mut map, node, true);
         keep_copy(&mut map, &progress, &announces(node, 60)).unwrap();
     }
-    assert_eq!(seen(&map), "0: 1b 2d 3b", "2 went on alone");
+    assert_eq!(seen(&map), "0: 1b 2d 3b", "2 continued alone");
     up(&mut map, 2, true);
     keep_copy(&mut map, &progress, &announces(2, 60)).unwrap();
     assert_eq!(seen(&map), "2: 1b 2c 3b");
@@ -117,7 +117,7 @@ fn a_process_that_starts_again_never_goes_on_under_its_epoch() {
     up(&mut map, 2, false);
     let before = map.namespace(ROOT).unwrap().leader_epoch;
     keep_copy(&mut map, &progress, &announces(3, 60)).unwrap();
-    assert_eq!(seen(&map), "3: 1d 2d 3c", "nobody else can");
+    assert_eq!(seen(&map), "3: 1d 2d 3c", "no other member can");
     assert!(map.namespace(ROOT).unwrap().leader_epoch > before);
 }
 

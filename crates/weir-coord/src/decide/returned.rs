@@ -4,7 +4,7 @@
 //! The order of records ensures it. A run is recorded in the index before the target joins, admitted here
 //! durably, recorded there as admitted, and only then serves. So the index of a target that served in the
 //! last admitted run contains that run. After a crash in between it is among the runs that began. An index
-//! that is new, and a copy from before that run began, lack it, however often they are started. A copy made
+//! that is new, and a copy from before that run began, lack it after any number of starts. A copy made
 //! during that run is recognized by its position, as far as that was reported.
 use weir_proto::coord::TargetHistory;
 use weir_proto::map::{Run, RunSeen, Target};
@@ -12,7 +12,7 @@ use weir_proto::map::{Run, RunSeen, Target};
 /// How a joining target compares with the map's record of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Returned {
-    /// The same process joins again.
+    /// It is the process that had joined before.
     SameRun,
     /// It lost nothing. Also a target that has newer runs than the map: then the map is an old copy.
     Whole,
@@ -81,17 +81,24 @@ mod tests {
         let known = target(RunSeen { run: run(5, 50), position: 100 }, RunSeen::default());
         for (what, confirmed, begun, id, position, is_whole) in [
             ("the next run", run(5, 50), vec![], 60, 100, true),
-            ("it went on after its last report", run(5, 50), vec![], 60, 170, true),
+            ("it continued after its last report", run(5, 50), vec![], 60, 170, true),
             ("some starts came to nothing", run(5, 50), vec![57, 58, 59], 60, 100, true),
             ("it died between the admission and its own record", run(4, 40), vec![50], 60, 100, true),
-            ("that, after starts that came to nothing", run(4, 40), vec![48, 50, 51], 60, 101, true),
+            ("it died there, after starts that came to nothing", run(4, 40), vec![48, 50, 51], 60, 101, true),
             ("what is known here is an old copy", run(7, 70), vec![], 80, 20, true),
-            ("the same process again, whatever it had at its start", run(4, 40), vec![], 50, 10, true),
+            ("the same process again, with any position at its start", run(4, 40), vec![], 50, 10, true),
             ("emptied", run(0, 0), vec![], 60, 0, false),
-            ("emptied, started again and again", run(0, 0), vec![55, 56, 57, 58, 59], 60, 300, false),
+            ("emptied, started several times", run(0, 0), vec![55, 56, 57, 58, 59], 60, 300, false),
             ("a copy from before the last run", run(4, 40), vec![], 60, 90, false),
-            ("that, with more in its journal", run(4, 40), vec![], 60, 900, false),
-            ("that, started again and again", run(4, 40), vec![56, 57, 58, 59], 60, 900, false),
+            ("a copy from before the last run, with more in its journal", run(4, 40), vec![], 60, 900, false),
+            (
+                "a copy from before the last run, started several times",
+                run(4, 40),
+                vec![56, 57, 58, 59],
+                60,
+                900,
+                false,
+            ),
             ("a copy from after a start that came to nothing", run(4, 40), vec![49], 60, 99, false),
             ("a copy from long ago", run(1, 10), vec![], 60, 5, false),
             ("a copy from within the last run", run(5, 50), vec![], 60, 99, false),
@@ -114,7 +121,7 @@ mod tests {
         let whole = RunSeen { run: run(2, 20), position: 70 };
         let known = target(RunSeen { run: run(5, 50), position: 10 }, whole);
         for (what, confirmed, begun, position, expected) in [
-            ("what is refilled goes on", run(5, 50), vec![], 10, Returned::Whole),
+            ("the refill continues", run(5, 50), vec![], 10, Returned::Whole),
             ("the right disk", run(2, 20), vec![], 70, Returned::PutBack),
             (
                 "the right disk, which died before it wrote down its last run",

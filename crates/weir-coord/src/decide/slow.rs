@@ -28,11 +28,11 @@ pub const SUSPECTED_TOGETHER: Duration = Duration::from_secs(3);
 /// an error; much less than a write may take. Two seconds that confirm it are added, and both together are
 /// the term of a lease: its holder must write before it loses it.
 const STALLED_AFTER: Duration = Duration::from_secs(8);
-/// The same for a target that is needed: callers that wait for it can still get an error in time, and targets
-/// that share a briefly busy disk are not all lost at once.
+/// A target that is needed hangs after this time: callers that wait for it can still get an error in time,
+/// and targets that share a briefly busy disk are not all lost at once.
 const GONE_AFTER: Duration = Duration::from_secs(13);
-/// The same on a machine whose work waits for processors or memory most of the time: its process may be what
-/// waits. Not without a limit: such a machine may stay so for days.
+/// A needed target hangs after this time if its machine's work waits for processors or memory most of the
+/// time: its process may be the one that waits. The time has a limit, as a machine may stay so for days.
 const GONE_UNDER_PRESSURE: Duration = Duration::from_secs(60);
 /// Another disk that completed nothing for this long does not show that only one hangs.
 const ALSO_STALLED: Duration = Duration::from_secs(1);
@@ -40,7 +40,8 @@ const ALSO_STALLED: Duration = Duration::from_secs(1);
 /// From here on work waits for processors most of the time, in hundredths of a per cent. Two busy programs
 /// for each processor give nearly all of it.
 const CPU_PRESSED: u16 = 6000;
-/// The same for memory: work that waits for it waits for disks, so less means more.
+/// From here on work waits for memory, in hundredths of a per cent. Such work waits for disks, so the limit
+/// is lower than for processors.
 const MEMORY_PRESSED: u16 = 2000;
 
 /// Record of a target that was slow.

@@ -27,7 +27,7 @@ pub async fn of_two_swaps_one_wins(store: &dyn Store) {
     let winners = outcomes.iter().filter(|s| matches!(s, Swap::Done(_))).count();
     assert_eq!(winners, 1, "{outcomes:?}");
     let now = store.get("s").await.unwrap();
-    assert!(outcomes.contains(&Swap::Conflict(now)), "the loser is told what is there: {outcomes:?}");
+    assert!(outcomes.contains(&Swap::Conflict(now)), "the loser gets the present value: {outcomes:?}");
 }
 
 pub async fn a_watch_sees_a_change(env: &Env, store: &dyn Store) {

@@ -112,7 +112,7 @@ impl RingWaker {
 pub enum CommandEnd {
     /// Another thread woke this one.
     Woken,
-    /// A command: its place, what the device said (negative: an error number), and its buffers.
+    /// A command: its place, the device's result (negative: an error number), and its buffers.
     Command(u32, i32, Exchange),
 }
 
@@ -190,7 +190,7 @@ impl CommandRing {
         let iovecs = unsafe { exchange.map.as_ptr().add(IOVECS_AT) };
         let command = opcode::UringCmd80::new(types::Fd(device.as_raw_fd()), operation).cmd(command);
         let mut entry = command.addr(Some(iovecs as u64)).build().user_data(place.into());
-        // The crate has no way to say how many buffers there are.
+        // The crate cannot set the number of buffers.
         // SAFETY: the entry is `struct io_uring_sqe`, whose `len` is at this place and as large.
         unsafe { (&raw mut entry).cast::<u8>().add(LEN_AT).cast::<u32>().write(2) };
         self.begin_entry(entry, place, exchange)
@@ -252,7 +252,7 @@ impl CommandRing {
             }
         };
         match waited {
-            // It does not say that the time is over if it was also given something.
+            // It reports no time-out if something was submitted as well.
             Ok(_) => Ok(!self.ring.completion().is_empty()),
             Err(e) if e.raw_os_error() == Some(libc::ETIME) => Ok(false),
             // A signal, or completions that have to be taken first.
@@ -276,7 +276,7 @@ impl CommandRing {
             }
             None => Err(Error::new(
                 ErrorKind::InvalidData,
-                format!("the kernel ended command {place}, which it was not given"),
+                format!("the kernel ended command {place}, which was never given to it"),
             )),
         })
     }
@@ -314,7 +314,7 @@ mod tests {
     fn a_ring_is_woken_by_another_thread() {
         let Some(mut ring) = ring() else { return };
         ring.start().unwrap();
-        assert!(!ring.wait(Some(Duration::from_millis(1))).unwrap(), "nobody woke it");
+        assert!(!ring.wait(Some(Duration::from_millis(1))).unwrap(), "nothing woke it");
         for _ in 0..3 {
             let waker = ring.waker();
             let other = std::thread::spawn(move || waker.wake());

@@ -188,7 +188,7 @@ mod tests {
         let (tx, rx) = mpsc::channel();
         ThreadPool::new(1).run(Box::new(move || tx.send(next_here(Box::new(|| ())).is_some()).unwrap()));
         assert_eq!(rx.recv(), Ok(true), "a thread that may hang is for its own work");
-        assert!(next_here(Box::new(|| ())).is_some(), "and so is one of somebody else");
+        assert!(next_here(Box::new(|| ())).is_some(), "a thread outside of the pools continues nothing");
     }
 
     #[test]

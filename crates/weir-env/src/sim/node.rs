@@ -81,7 +81,7 @@ pub(super) struct Here {
 }
 
 impl Here {
-    /// The same life of the same node. Tasks that are started in it do not wait behind the node's others for
+    /// Tasks that are started here belong to this life of this node, but do not wait behind its others for
     /// the processor: they run as on a thread of their own.
     pub(super) fn alone(&self, lane: &'static str) -> Here {
         Here { lane: Some(lane), ..self.clone() }
@@ -327,10 +327,11 @@ impl Future for Guarded {
             return Poll::Pending;
         }
         catch_unwind(AssertUnwindSafe(|| this.work.as_mut().poll(cx))).unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<String>().map(String::as_str);
-            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");
+            let panic_text = panic.downcast_ref::<String>().map(String::as_str);
+            let panic_text =
+                panic_text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("(no text)");
             let node = this.here.core.lock().nodes[this.here.node].name.clone();
-            this.here.core.fail(format!("task {:?} of node {node:?} panicked: {said}", this.name));
+            this.here.core.fail(format!("task {:?} of node {node:?} panicked: {panic_text}", this.name));
             Poll::Ready(())
         })
     }

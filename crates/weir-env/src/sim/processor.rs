@@ -213,7 +213,7 @@ mod tests {
         (0..100).for_each(|_| _ = one.queue(1_000, None));
         let place = one.queue(1_000, None);
         assert_eq!(turn(&mut one, place, 1_000), Turn::At(1_000 + 100 * POLL_NS));
-        assert_eq!(one.set_speed(MILLION / 100, 1_000).len(), 1, "it looks again");
+        assert_eq!(one.set_speed(MILLION / 100, 1_000).len(), 1, "its turn is computed again");
         assert_eq!(turn(&mut one, place, 1_000), Turn::At(1_000 + 100 * 100 * POLL_NS));
         // Half of it is done when the processor is well again.
         let half_ns = 1_000 + 50 * 100 * POLL_NS;

@@ -35,7 +35,7 @@ use weir_proto::{Error, ErrorKind, Result};
 
 /// Missing entries of a backup that are recorded by name; further ones are counted.
 const MISSING_NAMED_MAX: usize = 10_000;
-/// The same in the log.
+/// Missing entries of a backup that are named in the log.
 const MISSING_LOGGED_MAX: u64 = 100;
 /// Entries of a listing at home.
 const LISTED_AT_ONCE: usize = 256;
@@ -254,7 +254,8 @@ impl Job {
             self.write_gaps(plan.date, &gaps, count).await?;
         }
         let found = self.home.stat(&partial).await?;
-        let found = found.ok_or_else(|| Error::io(format!("{partial} is gone, which was being made")))?;
+        let found =
+            found.ok_or_else(|| Error::io(format!("{partial}, which this backup writes to, is gone")))?;
         self.home.rename(&partial, &Expect::Ours(found.fingerprint), &at(tree)?, None).await?;
         self.home.settle().await?;
         Ok(tree)

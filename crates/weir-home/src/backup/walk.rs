@@ -41,7 +41,7 @@ struct Base {
 struct Frame {
     attr: Attr,
     path: HomePath,
-    /// The same directory in the last backup.
+    /// Where the last backup has this directory.
     old: Option<HomePath>,
     after: u64,
     end: bool,
@@ -56,7 +56,7 @@ struct Item {
     old: Option<HomePath>,
 }
 
-/// The same file with the same attributes: a link to the old one is equal to a new copy.
+/// Whether it is one file with equal attributes: then a link to the old one is equal to a new copy.
 fn is_unchanged(old: &Attr, new: &Attr) -> bool {
     let facts = |a: &Attr| (a.ino, a.kind, a.data_version, a.ctime, a.size, a.mtime);
     let more = |a: &Attr| (a.mode, a.uid, a.gid, a.nlink);

@@ -228,7 +228,7 @@ impl Shared {
         Ok(found.map(|found| self.to_here(found)))
     }
 
-    /// A directory is read once per page and only the page is kept in memory, however large it is.
+    /// A directory of any size is read once per page, and only the page is kept in memory.
     pub(super) fn list(&self, dir: &HomePath, after: Option<&[u8]>, limit: usize) -> Outcome<Listing> {
         let root = self.root()?;
         let failed = |e| fault("list", dir, e);

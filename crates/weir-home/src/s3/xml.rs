@@ -71,7 +71,7 @@ impl Element {
         self.exact_text_of(name).map(str::trim)
     }
 
-    /// The same with all its space, as in keys.
+    /// The text of the first child with this name, with all its space, as in keys.
     pub(super) fn exact_text_of(&self, name: &str) -> Option<&str> {
         self.children.iter().find(|child| child.name == name).map(|child| child.text.as_str())
     }

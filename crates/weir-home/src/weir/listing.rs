@@ -25,7 +25,7 @@ impl Inner {
         }
     }
 
-    /// A directory is read once per page and only the page is kept in memory, however large it is.
+    /// A directory of any size is read once per page, and only the page is kept in memory.
     pub(super) async fn list(&self, dir: &HomePath, after: Option<&[u8]>, limit: usize) -> Outcome<Listing> {
         let failed = |e| fault("list", dir, e);
         let ino = self.dir_at(dir).await?;

@@ -29,7 +29,7 @@ pub fn assert_diverged<T: std::fmt::Debug>(outcome: Outcome<T>, at: &HomePath) {
             assert_eq!(&divergence.path, at, "{}", divergence.error);
             assert!(
                 divergence.error.context.contains(&at.to_string()),
-                "it says where: {}",
+                "it names the place: {}",
                 divergence.error
             );
         }
@@ -231,7 +231,7 @@ pub async fn renames_are_found_done_and_replace_only_what_is_expected(bench: Ben
         assert_eq!(
             home.stat(&b).await.unwrap().unwrap().fingerprint,
             fingerprint,
-            "the answer is what is there"
+            "the answer is the state at home"
         );
     }
     let other = put(home, &a, b"other", &attrs(0o644)).await;
@@ -708,7 +708,7 @@ pub async fn a_directory_is_read_once_to_its_end(bench: Bench) {
     let found = found.unwrap();
     assert_eq!((&found.fingerprint, found.attrs.mode), (&fingerprint, 0o640));
     let mut root = home.read_dir(&HomePath::root()).await.unwrap();
-    assert_eq!(root.next(10).await.unwrap().entries.len(), 1, "the mark is nobody's");
+    assert_eq!(root.next(10).await.unwrap().entries.len(), 1, "the mark is not listed");
     let nowhere = match home.read_dir(&path("nowhere")).await {
         Ok(mut lister) => lister.next(10).await.map(drop),
         Err(fault) => Err(fault),

@@ -1,4 +1,4 @@
-//! The same work on several directories, interleaved, to compare their file systems.
+//! One kind of work on several directories, interleaved, to compare their file systems.
 //!
 //! One interleaved run: each row is measured on every directory before the next row begins, and the order of
 //! the directories changes from row to row and from round to round. So the background load of a shared
@@ -88,7 +88,7 @@ impl Options {
 #[derive(Clone, Debug, Serialize)]
 pub struct Mounts {
     pub dir: PathBuf,
-    /// The same directory through another mount.
+    /// The directory through another mount.
     pub other: Option<PathBuf>,
 }
 

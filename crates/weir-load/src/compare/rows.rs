@@ -13,11 +13,11 @@ pub enum RowName {
     StreamWrite,
     /// Small random reads of it, cold
     RandomCold,
-    /// The same file in order, 1 MiB reads, cold
+    /// That file in order, 1 MiB reads, cold
     ColdRead,
-    /// The same small reads again and again
+    /// Repeated small random reads of it, warm
     RandomWarm,
-    /// The same reads through a file that is opened for reading and writing
+    /// Repeated small random reads through a file that is opened for reading and writing
     RandomRdwr,
     /// Interleaved records of several writers in one file that each opens for reading and writing
     SharedWrite,

@@ -48,7 +48,7 @@ pub(super) struct Ended {
 pub(super) struct Scene<'a> {
     dir: PathBuf,
     root: Root,
-    /// The same directory as `root` through another mount, for cold rows.
+    /// The directory of `root` through another mount, for cold rows.
     other: Option<PathBuf>,
     options: &'a Options,
     pattern: Pattern,

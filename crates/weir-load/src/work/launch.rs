@@ -59,7 +59,7 @@ fn conduct(count: usize, messages: &mpsc::Receiver<Message>, open_gate: impl FnO
                 }
             }
             Err(mpsc::RecvError) => {
-                error.get_or_insert_with(|| Error::io("a worker ended without a word"));
+                error.get_or_insert_with(|| Error::io("a worker ended without a result"));
                 break;
             }
         }
@@ -175,7 +175,7 @@ enum Answer {
 
 /// The main function of a worker process: reads its work from standard input and answers on standard output.
 pub fn worker_main() -> Result<()> {
-    let io = |e: io::Error| Error::from_io("talk to the process that started this worker", &e);
+    let io = |e: io::Error| Error::from_io("exchange messages with the process that started this worker", &e);
     let mut input = io::stdin().lines();
     let mut line = || match input.next() {
         Some(line) => line.map_err(io),

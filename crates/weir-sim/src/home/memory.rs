@@ -1,7 +1,7 @@
 //! A home in the harness's memory: one directory tree that all movers share, as strict as a directory on a
 //! server.
 //!
-//! The same decisions as in all homes (`weir_home::decide`). Calls take time, fail before or after their
+//! Decides as all homes do (`weir_home::decide`). Calls take time, fail before or after their
 //! effect, and wait while home is frozen. Names are durable after a settle, bytes after a sync: `power_cut`
 //! keeps nothing else.
 use bytes::Bytes;

@@ -57,7 +57,7 @@ impl OpenHome for Opener {
 
 fn at(homes: &Homes, url: &str) -> MemoryHome {
     let homes = homes.lock().unwrap_or_else(PoisonError::into_inner);
-    homes.get(url).unwrap_or_else(|| panic!("nobody has a home at {url}")).clone()
+    homes.get(url).unwrap_or_else(|| panic!("no relation has a home at {url}")).clone()
 }
 
 /// Movers of homes; they die and are restarted.
@@ -283,7 +283,7 @@ impl Home {
         let synced = |info: &RelationInfo| {
             assert!(
                 info.conflicts.is_empty(),
-                "in conflict though nobody touched home: {:?}",
+                "in conflict although no other program changed home: {:?}",
                 info.conflicts
             );
             info.state == RelationState::Synced {}
@@ -331,7 +331,7 @@ impl Home {
                 while client.where_at_home(attr.ino, Some(relation)).await?.unsettled {
                     assert!(
                         self.world.now() < deadline,
-                        "{path}: not all of it has come home after {PATIENCE:?}"
+                        "{path}: not all of it is at home after {PATIENCE:?}"
                     );
                     self.world.sleep(POLL_EVERY).await;
                 }
@@ -407,7 +407,7 @@ impl Home {
             Ok(got) => panic!("{path}: read as good, though damaged at home: {}", differ(&got, &good)),
             Err(e) => assert!(
                 paths.iter().any(|path| e.to_string().contains(&path.to_string())),
-                "{path} is damaged at home, and who reads it is told: {e}"
+                "{path} is damaged at home, and a reader gets an error: {e}"
             ),
         }
         reader.shutdown().await?;
@@ -416,10 +416,12 @@ impl Home {
         loop {
             match calls::read_whole(client, ino).await {
                 Ok(got) => {
-                    assert!(got == good, "{path}: mended at home, and read: {}", differ(&got, &good));
+                    assert!(got == good, "{path}: repaired at home, and read: {}", differ(&got, &good));
                     return Ok(());
                 }
-                Err(e) if self.world.now() > deadline => return Err(e.doing("read what is mended at home")),
+                Err(e) if self.world.now() > deadline => {
+                    return Err(e.doing("read the file that was repaired at home"));
+                }
                 Err(_) => self.world.sleep(POLL_EVERY).await,
             }
         }

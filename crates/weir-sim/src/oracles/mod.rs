@@ -45,7 +45,7 @@ impl FromStr for Oracles {
                 "idle" => oracles.idle = true,
                 "all" => oracles = Oracles::ALL,
                 "none" => oracles = Oracles::NONE,
-                _ => return Err(format!("{name} is no oracle: epochs, work, idle, all, none")),
+                _ => return Err(format!("{name} is not an oracle: epochs, work, idle, all, none")),
             }
         }
         Ok(oracles)

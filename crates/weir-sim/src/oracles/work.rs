@@ -11,8 +11,8 @@ use weir_env::sim::World;
 /// write of a new stripe of 4+2 is six fragments, a commit, an open, a lease and a close; other operations
 /// need less.
 const PER_OPERATION: u64 = 30;
-/// The same for a request of a burst: a write of a piece is one request at its target, and one at each
-/// mirror, or two of each if it crosses a cell.
+/// Requests that one request of a burst needs: a write of a piece is one request at its target, and one at
+/// each mirror, or two of each if it crosses a cell.
 const PER_REQUEST_OF_A_BURST: u64 = 6;
 /// Requests are sent again at most once in ten.
 const AGAIN_PART: u64 = 10;

@@ -32,7 +32,7 @@ pub async fn connect(here: &Here, addr: &Addr) -> io::Result<SimStream> {
             }
             Met::Refusal => {
                 here.core.sleep(Duration::from_nanos(wait_ns)).await;
-                let text = format!("nobody listens on {addr}");
+                let text = format!("no process listens on {addr}");
                 return Err(io::Error::new(io::ErrorKind::ConnectionRefused, text));
             }
         }

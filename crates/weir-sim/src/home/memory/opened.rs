@@ -54,7 +54,7 @@ impl OpenedHome {
             let done = {
                 let state = &mut *self.home.lock();
                 if state.power_cuts != self.power_cuts {
-                    return Err(out_of_reach("the server of home has begun anew"));
+                    return Err(out_of_reach("the server of home has restarted"));
                 }
                 act(state)
             };
