@@ -5,7 +5,7 @@
 //! A fragment is written in three steps: its bytes into a slab, a sync of the slab, its entry in the index.
 //! The steps are separate so that writes of several fragments share syncs without a thread for each.
 //! Invariant: the entry is made after the sync. Between the steps nothing names the extent: a crash leaks it.
-use super::{ABORTED_MAX, Store};
+use super::Store;
 use crate::alloc::Extent;
 use crate::cells::{self, Admission, Delta, Scope};
 use crate::crash_points;
@@ -16,11 +16,14 @@ use crate::recent_map::RecentMap;
 use crate::slab::Purpose;
 use bytes::Bytes;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use weir_kv::{CommitSeq, Read, Txn};
 use weir_proto::checksum::block_crcs;
 use weir_proto::data::*;
 use weir_proto::{CellId, Error, Result, Seq, Version};
+
+/// Versions given up by their writers that are remembered.
+const GIVEN_UP_MAX: usize = 8192;
 
 /// A version to write.
 pub struct FragmentWrite<'a> {
@@ -31,6 +34,20 @@ pub struct FragmentWrite<'a> {
     pub folded_seqs: &'a [Seq],
     pub block_crcs: &'a [u32],
     pub data: &'a [u8],
+}
+
+/// Writers' versions that were dropped here: a writer never sends a version again after it gave it up, but a
+/// late copy may arrive.
+#[derive(Default)]
+pub struct GivenUp(Mutex<RecentMap<(CellId, Version), (), GIVEN_UP_MAX>>);
+
+impl GivenUp {
+    fn has(&self, cell: CellId, version: Version) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(cell, version)).is_some()
+    }
+    fn note(&self, cell: CellId, version: Version) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).note((cell, version), ());
+    }
 }
 
 /// After the first step.
@@ -143,15 +160,12 @@ impl Store {
         let FragmentWrite { cell, version, mode, .. } = *write;
         match mode {
             WriteMode::Fill => return cells::admit_fill(read, scope, cell, version, write.block_crcs),
-            WriteMode::Prepare if self.aborted().get(&(cell, version)).is_some() => {
+            WriteMode::Prepare if self.given_up.has(cell, version) => {
                 return Err(Error::stale(format!("cell {cell}: version {version} was given up")));
             }
             WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {}
         }
         cells::admit(read, cell, version, write.data, write.block_crcs)
-    }
-    pub(super) fn aborted(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), ABORTED_MAX>> {
-        self.aborted.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// `token_epoch`: of the client that decided to commit.
     pub fn commit_stripe(
@@ -176,7 +190,7 @@ impl Store {
         token_epoch: u32,
     ) -> Result<CommitSeq> {
         self.decided(scope, cell, token_epoch, &mut |txn, delta| {
-            self.aborted().note((cell, version), ());
+            self.given_up.note(cell, version);
             cells::drop_prepared(txn, cell, version, delta)
         })
         .inspect(
