@@ -188,6 +188,8 @@ impl Rebuilder {
         if fragments.len() < data {
             return Err(problem.unwrap_or_else(|| Error::damaged(format!("cell {own}: too few fragments"))));
         }
+        let of_others = fragments.iter().all(|(position, _)| *position != acting.position);
+        assert!(of_others, "a fragment that is to be rebuilt was read from its own member");
         let longest = fragments.iter().map(|(_, b)| b.len()).max().unwrap_or(0);
         let parity_bytes = parity_bytes.unwrap_or(longest);
         let len = parity_bytes.max(longest);

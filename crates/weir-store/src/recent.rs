@@ -102,6 +102,7 @@ impl State {
             self.incomplete = true;
             return None;
         }
+        assert!(self.stripes.len() <= STRIPES_MAX, "more stripes are remembered than are allowed");
         let new = RecentStripe { file, stripe, group, at: now, bytes: 0, count: 0 };
         Some(self.stripes.entry((file, stripe)).or_insert(new))
     }

@@ -101,6 +101,8 @@ impl Seals {
         let version = version_of(&stats, token_epoch(&acting, file, stripe)?).ok_or_else(|| {
             Error::unavailable(format!("seal of stripe {first}: a version is in doubt, seal later"))
         })?;
+        assert!(version > base, "a seal's version is above the one that it replaces");
+        assert!(!version.counter().is_multiple_of(2), "even versions are those of writers");
         let data = usize::from(scope.scheme.data);
         let sealed = self.fold(&acting, data, version, base, first).await;
         self.env.tasks.crash_point(crash_points::SEAL_FOLDED);
@@ -167,6 +169,7 @@ impl Seals {
             }
         }
         let scheme = acting.scope.scheme;
+        assert_eq!(cells.len(), usize::from(scheme.data), "parity covers every data cell of the stripe");
         let buffers = self.env.buffers.clone();
         let parity = self
             .env
@@ -224,6 +227,8 @@ impl Seals {
                 Vec::new(),
             )
         };
+        let leads = acting.state() == MemberState::Current;
+        assert!(leads, "the leader of a seal takes part in it: it commits last");
         let others = participants(acting.group()).into_iter().filter(|i| *i != acting.position);
         let (mut committed, mut first_problem) = (false, None);
         for outcome in join_all(others.map(commit).collect()).await {

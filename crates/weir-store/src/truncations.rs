@@ -34,6 +34,7 @@ const FENCE_PATIENCE: Duration = Duration::from_secs(2);
 /// Raises the file's fence and records the truncation, unless an earlier record covers it.
 pub fn remember(txn: &mut dyn Txn, file: FileId, truncation: format::Truncation) -> Result<()> {
     let token_epoch = truncation.token_epoch;
+    assert!(truncation.from_stripe < truncation.to_stripe, "a truncation of no stripe would fence the file");
     cells::take_fence(txn, file, token_epoch)?;
     let earlier = truncations_of(txn, file)?;
     if earlier.iter().any(|(_, c)| c.covers(&truncation)) {

@@ -431,7 +431,10 @@ fn adopt(acting: &Acting, cell: CellId, overlay: &OverlayExtent, data: &[u8]) ->
     let missing = down_mask(acting.group());
     let write = OverlayWrite { cell, token_epoch, offset, len, kind, crc, missing, data };
     match acting.store.append(&acting.scope, Numbering::Again(seq), &write)? {
-        (committed, Appended::At(_)) => Ok(committed),
+        (committed, Appended::At(at)) => {
+            assert_eq!(at, seq, "an adopted overlay has another number than at the other keepers");
+            Ok(committed)
+        }
         // Numbered or truncated here meanwhile.
         (_, other) => {
             Err(Error::unavailable(format!("overlay {seq} of cell {cell} is not adopted: {other:?}")))

@@ -139,6 +139,7 @@ impl Mirrors {
     /// A mirror that lacks earlier numbers gets them from our own log, and these. `refused`: its error.
     async fn close_gap(&self, store: &Store, lacking: MirrorOverlays, refused: Error) -> Result<()> {
         let (peer, first) = (lacking.place.target, lacking.first);
+        assert!(!lacking.parts.is_empty(), "an overlay was numbered without an extent");
         let last = Seq(first.0 + lacking.parts.len() as u64 - 1);
         let place = lacking.place;
         let (stat, _) = self.calls.ask(peer, StatCell { place, cell: lacking.cell }, Vec::new()).await?;

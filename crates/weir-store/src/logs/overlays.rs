@@ -159,6 +159,7 @@ impl Overlays {
         let writes = writes_of(r.cell, r.token_epoch, down_mask(group), &r.parts, data)?;
         match acting.store.append_all(&acting.scope, Numbering::Next, &writes, deadline)? {
             (committed, Appended::At(first)) => {
+                assert!(first > Seq(0), "numbers of overlays begin at 1: 0 means that there is none");
                 acting.store.crash_point(crash_points::NUMBERED);
                 self.note_logged(acting, r.cell, &r.parts);
                 Ok((first, committed))

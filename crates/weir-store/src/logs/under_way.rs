@@ -102,7 +102,9 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let mut all = self.counts.lock();
         all.attempts.remove(&self.attempt);
-        let left = all.of.get(&self.of).map_or(0, |count| count - 1);
+        let count = all.of.get(&self.of).copied().unwrap_or_default();
+        assert!(count > 0, "a write ended that was not counted: a truncation would not wait for others");
+        let left = count - 1;
         if left == 0 {
             all.of.remove(&self.of);
         } else {

@@ -104,7 +104,9 @@ fn for_reader(r: &ReadCell, plan: Plan) -> Plan {
 
 /// The checksum of the whole follows from the blocks': the bytes are not read again.
 fn read_reply(answer: &CellRead, parts: Vec<Bytes>) -> Reply {
-    let len = parts.iter().map(|p| p.len() as u64).sum();
+    let len: u64 = parts.iter().map(|p| p.len() as u64).sum();
+    let blocks = len.div_ceil(CHECKSUM_BLOCK.into());
+    assert_eq!(answer.block_crcs.len() as u64, blocks, "bytes would be sent without their checksums");
     let crc = weir_proto::checksum::crc_of_blocks(&answer.block_crcs, len);
     Reply::with_payload(answer, weir_rpc::Payload { parts, crc })
 }

@@ -123,6 +123,8 @@ impl Store {
         write: &FragmentWrite<'_>,
         extent: Extent,
     ) -> Result<CommitSeq> {
+        let len = write.data.len();
+        assert!(len <= extent.len as usize, "a fragment is longer than the extent that it is entered with");
         let fragment = Fragment {
             version: write.version,
             epoch: scope.epoch,
@@ -244,6 +246,8 @@ impl Store {
             block_crcs.truncate(data.len().div_ceil(CHECKSUM_BLOCK as usize));
         }
         let fragment_bytes = data.len() as u32;
+        let blocks = data.len().div_ceil(CHECKSUM_BLOCK as usize);
+        assert_eq!(block_crcs.len(), blocks, "a folded cell has one checksum for each of its blocks");
         let extent = match base {
             Some(base) if unchanged => base.extent,
             _ => self.store_bytes(&data)?,
@@ -259,31 +263,33 @@ impl Store {
             folded_seqs: Vec::new(),
             block_crcs: block_crcs.clone(),
         };
-        let expected = base.map_or(Version(0), |b| b.version);
         let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
         let committed = self.commit_bytes_more(own, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::check_fence(txn, cell.file, version.token_epoch())?;
-            let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
-            let folded_seq = get::<Header>(txn, &header_key(cell))?.map_or(Seq(0), |h| h.folded_seq);
-            if present != expected
-                || version <= present
-                || plan.header.as_ref().map_or(Seq(0), |h| h.folded_seq) != folded_seq
-            {
-                return Err(Error::stale(format!(
-                    "seal of cell {cell} at {version}: its base is now {present}"
-                )));
-            }
-            if plan.header.is_some() && txn.get(&header_key(cell))?.is_none() {
-                return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
-            }
-            cells::prepare(txn, scope, cell, &fragment, delta)?;
-            Ok(())
+            check_fold(txn, cell, version, &plan)?;
+            cells::prepare(txn, scope, cell, &fragment, delta)
         })?;
         let sealed = SealedCell { folded_seq: plan.seq, fragment_bytes, block_crcs };
         tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, folded_seq = %plan.seq, "seal prepared");
         Ok((committed, sealed, vec![data]))
     }
+}
+
+/// Refuses a fold of a cell that has got another base, or was dropped, since it was read.
+fn check_fold(read: &dyn Read, cell: CellId, version: Version, folded: &Plan) -> Result<()> {
+    let expected = folded.base.as_ref().map_or(Version(0), |b| b.version);
+    let expected_seq = folded.header.as_ref().map_or(Seq(0), |h| h.folded_seq);
+    let present = get::<Fragment>(read, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    let header = get::<Header>(read, &header_key(cell))?;
+    let folded_seq = header.as_ref().map_or(Seq(0), |h| h.folded_seq);
+    if present != expected || version <= present || expected_seq != folded_seq {
+        return Err(Error::stale(format!("seal of cell {cell} at {version}: its base is now {present}")));
+    }
+    if folded.header.is_some() && header.is_none() {
+        return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
+    }
+    Ok(())
 }
 
 fn folded_seq_of(scope: &Scope, cell: CellId, folded_seqs: &[Seq]) -> Seq {

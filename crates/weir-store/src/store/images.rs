@@ -104,6 +104,7 @@ impl Store {
             Ok(())
         });
         let committed = stored.and_then(|()| {
+            assert_eq!(placed.len(), entries.len(), "an entry of an image has no place here");
             self.change(&mut |txn, delta| {
                 cells::check_epoch(txn, scope.group, scope.epoch)?;
                 image::put(txn, scope.group, cell, &placed, delta)

@@ -41,6 +41,7 @@ impl Store {
             side_by_side[at..at + data.len()].copy_from_slice(data);
             at += round_up(o.len) as usize;
         }
+        assert_eq!(at, total as usize, "spilled overlays lie one behind the other");
         let whole = self.store_bytes(&side_by_side)?;
         let mut next = whole.addr;
         let moved: Vec<_> = found
@@ -51,6 +52,7 @@ impl Store {
                 (cell, seq, o, extent)
             })
             .collect();
+        assert_eq!(next, whole.addr + u64::from(whole.len), "extents of spilled overlays fill the whole");
         self.commit_bytes(whole, &mut |txn, delta| {
             for (cell, seq, was, extent) in &moved {
                 if get::<Overlay>(txn, &overlay_key(*cell, *seq))?.as_ref() == Some(was) {

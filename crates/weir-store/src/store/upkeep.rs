@@ -203,6 +203,8 @@ impl Store {
     ) -> Result<CommitSeq> {
         self.usable()?;
         self.forget_lost(scope, cell)?;
+        let in_range = |(seq, ..): &(Seq, Overlay, Bytes)| *seq > Seq(0) && *seq <= upto;
+        assert!(copies.iter().all(in_range), "copies of overlays are those up to the requested number");
         let mut by_seq = BTreeMap::new();
         let mut extents = Vec::new();
         for (seq, mut overlay, data) in copies {
