@@ -181,6 +181,7 @@ pub fn covered(blocks: &[Block], size: u64) -> u64 {
         sum += block.end.min(size).saturating_sub(block.start.max(at));
         at = at.max(block.end);
     }
+    assert!(sum <= size, "more bytes have a checksum than the file has");
     sum
 }
 
@@ -214,6 +215,7 @@ impl Sums {
                 (self.now, self.len) = (0, 0);
             }
         }
+        assert!(self.len < RECEIPT_BLOCK, "a checksum covers more than its block");
     }
     fn end(mut self) -> Vec<u32> {
         if self.len > 0 {
