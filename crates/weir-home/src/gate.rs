@@ -26,6 +26,10 @@ impl State {
     fn enter(&mut self, units: u64) -> bool {
         let fits = self.used == 0 || self.used.saturating_add(units) <= self.limit;
         self.used += if fits { units } else { 0 };
+        assert!(
+            !fits || self.used <= self.limit || self.used == units,
+            "the gate admits more than its limit"
+        );
         fits
     }
 }
@@ -87,7 +91,10 @@ impl Gate {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.gate.lock().used -= self.units;
+        let mut state = self.gate.lock();
+        assert!(state.used >= self.units, "an operation left the gate that it had not entered");
+        state.used -= self.units;
+        drop(state);
         self.gate.let_in();
     }
 }

@@ -82,7 +82,9 @@ impl IdMap {
         }
         let map = |ranges: &[IdMapping], id| {
             let mapped = ranges.iter().find_map(|range| step(range, id)).unwrap_or(id);
-            if mapped == 0 && !self.root { NOBODY } else { mapped }
+            let mapped = if mapped == 0 && !self.root { NOBODY } else { mapped };
+            assert!(self.root || mapped != 0, "a map made a user root");
+            mapped
         };
         let xattr = |x: &Xattr| match x.name.starts_with(b"system.posix_acl_") {
             true => Xattr {

@@ -137,8 +137,16 @@ impl Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         let mut phase = self.call.phase();
+        assert!(*phase != Phase::Ended, "a call at home ended twice");
         if *phase == Phase::Hangs {
-            self.hung.lock().retain(|hanging| !Arc::ptr_eq(&hanging.call, &self.call));
+            let mut hung = self.hung.lock();
+            let before = hung.len();
+            hung.retain(|hanging| !Arc::ptr_eq(&hanging.call, &self.call));
+            assert_eq!(
+                hung.len() + 1,
+                before,
+                "a call that hung is listed once: its paths would stay refused"
+            );
         }
         *phase = Phase::Ended;
     }
@@ -151,6 +159,7 @@ impl HomeLane {
     }
 
     pub fn new(env: &Env, home: &str, limits: LaneLimits) -> HomeLane {
+        assert!(limits.threads_max > 0, "calls at a home without threads would never begin");
         HomeLane {
             home: home.into(),
             clock: env.clock.clone(),

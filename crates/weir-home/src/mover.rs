@@ -430,7 +430,9 @@ impl Shared {
     }
 
     fn end_items(&self, count: usize) {
-        self.show_items(self.items.fetch_sub(count, Relaxed) - count);
+        let before = self.items.fetch_sub(count, Relaxed);
+        assert!(before >= count, "more work was reported than this mover had");
+        self.show_items(before - count);
         self.less.notify_one();
     }
 
@@ -452,6 +454,8 @@ impl Shared {
                     Done::List(done) => listings.push(done),
                 }
             }
+            let sorted = names.len() + extents.len() + orphans.len() + listings.len();
+            assert_eq!(sorted, count, "a result is in no report: its work would stay assigned");
             self.report_to_leader(relation, Batch { names, extents, orphans, listings, count }).await;
         }
     }

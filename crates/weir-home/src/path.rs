@@ -46,6 +46,7 @@ impl HomePath {
     }
     /// Joins a reserved name.
     pub(crate) fn join_reserved(&self, name: &[u8]) -> HomePath {
+        assert!(name.starts_with(RESERVED), "an entry of a volume may have this name, too");
         let mut names = self.0.clone();
         names.push(Bytes::copy_from_slice(name));
         HomePath(names)

@@ -59,7 +59,8 @@ impl Check {
         while let Some((block, sum)) = &mut self.now {
             let skipped = block.start.saturating_sub(at).min(bytes.len() as u64);
             (at, bytes) = (at + skipped, &bytes[skipped as usize..]);
-            let n = (block.end - at).min(bytes.len() as u64) as usize;
+            // Of blocks that overlap, the later one may end before these bytes: it does not match.
+            let n = block.end.saturating_sub(at).min(bytes.len() as u64) as usize;
             *sum = crc32c_append(*sum, &bytes[..n]);
             (at, bytes) = (at + n as u64, &bytes[n..]);
             if at < block.end {
@@ -180,6 +181,7 @@ pub fn covered(blocks: &[Block], size: u64) -> u64 {
         sum += block.end.min(size).saturating_sub(block.start.max(at));
         at = at.max(block.end);
     }
+    assert!(sum <= size, "more bytes have a checksum than the file has");
     sum
 }
 
@@ -213,6 +215,7 @@ impl Sums {
                 (self.now, self.len) = (0, 0);
             }
         }
+        assert!(self.len < RECEIPT_BLOCK, "a checksum covers more than its block");
     }
     fn end(mut self) -> Vec<u32> {
         if self.len > 0 {
@@ -256,6 +259,16 @@ mod tests {
         assert!(!covers(&[], 0, 1));
         assert_eq!(covered(&[block(0, 5), block(4, 9), block(12, 20)], 15), 12);
         assert_eq!(covered(&[], 15), 0);
+    }
+
+    #[test]
+    fn a_block_within_another_one_is_an_error() {
+        let receipt = |offset, bytes: &[u8]| {
+            let (len, sums) = (bytes.len() as u64, vec![crc32c(bytes)]);
+            Receipt { offset, len, sums }
+        };
+        let blocks = blocks(&[receipt(0, b"012345678"), receipt(2, b"23")], 0, 9);
+        assert!(Check::new(blocks).feed(0, b"012345678").is_err());
     }
 
     #[test]

@@ -96,7 +96,12 @@ impl Tuner {
     }
 
     pub fn choice(&self) -> Choice {
-        let Tuner { streams, window_bytes, .. } = *self;
+        let Tuner { streams, window_bytes, most, .. } = *self;
+        assert!(
+            (1..=most).contains(&streams),
+            "a mover without streams ships nothing, one with too many hangs"
+        );
+        assert!((WINDOW_MIN..=WINDOW_MAX).contains(&window_bytes), "a mover's memory is one window");
         self.fixed.unwrap_or(Choice { streams, window_bytes, extent_bytes: EXTENT_BYTES })
     }
 
@@ -191,6 +196,7 @@ pub fn packed(calls_max: usize) -> u64 {
 
 /// How many of these parts a file takes whose first range has this number of bytes.
 pub fn share(bytes: u64, packed: u64) -> u64 {
+    assert!(packed > 0, "a stream has at least one part");
     (bytes.min(PACKED_BYTES) * packed / PACKED_BYTES).max(1)
 }
 

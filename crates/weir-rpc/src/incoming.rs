@@ -262,6 +262,7 @@ impl Incoming {
             }
             filled += n;
         }
+        assert_eq!(filled, len, "bytes of the next frame were taken for the payload");
         if let Some(check) = check {
             let tag = self.tag().await?;
             check.finish(&mut payload, &tag)?;
@@ -280,6 +281,10 @@ impl Incoming {
     }
 
     fn take_buffered(&mut self, to: &mut [u8]) -> usize {
+        assert!(
+            self.start <= self.end && self.end <= self.buffer.len(),
+            "unread bytes are outside of the buffer"
+        );
         let n = to.len().min(self.end - self.start);
         to[..n].copy_from_slice(&self.buffer[self.start..self.start + n]);
         self.start += n;
@@ -288,6 +293,7 @@ impl Incoming {
 
     /// Reads past the buffer, which is empty.
     async fn read_into(&mut self, to: &mut [u8]) -> Result<usize> {
+        assert_eq!(self.start, self.end, "buffered bytes come before those that are in the socket");
         let wanted = to.len();
         match read(&mut self.reader, to, &self.reads).await? {
             0 => Err(truncated(format_args!("{wanted} bytes before the end of a frame"))),
@@ -306,6 +312,10 @@ impl Incoming {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
+        assert!(
+            self.end < self.buffer.len(),
+            "a read into a full buffer would look like the end of the stream"
+        );
         let n = read(&mut self.reader, &mut self.buffer[self.end..], &self.reads).await?;
         self.end += n;
         self.full = self.end == self.buffer.len();

@@ -204,6 +204,7 @@ impl Outgoing {
             let _ = self.poll_write(&mut Context::from_waker(Waker::noop()), &mut writer, &mut rest);
             return false;
         }
+        assert!(queue.writer.is_none(), "two writers of one socket would mix their frames");
         queue.writer = Some(writer);
         while let Some(segment) = rest.pop_back() {
             queue.segments.push_front(segment);
@@ -234,6 +235,7 @@ impl Outgoing {
     fn advance(&self, batch: &mut VecDeque<Segment>, mut n: usize) {
         self.sent.fetch_add(n as u64, Relaxed);
         let unsent = self.unsent.fetch_sub(n, Relaxed);
+        assert!(unsent >= n, "more bytes were sent than were queued: the reader would wait for ever");
         if unsent > UNSENT_BYTES_MAX && unsent - n <= UNSENT_BYTES_MAX {
             self.drained.notify_one();
         }
@@ -276,6 +278,7 @@ impl SendKey {
             copy[filled..filled + part.len()].copy_from_slice(part);
             filled += part.len();
         }
+        assert_eq!(filled, copy.len(), "a payload is as long as its parts");
         let tag = self.key.seal(whose, &mut copy);
         (Payload { parts: vec![copy.freeze()], crc: payload.crc }, Some(tag))
     }
@@ -287,6 +290,7 @@ impl Queue {
         let buffer = self.small_frames();
         let start = buffer.len();
         let length = append(buffer, header, body)?;
+        assert_eq!(buffer.len(), start + length, "a frame is as long as its header declares");
         let Some(key) = &mut self.key else { return Ok(length) };
         let Some(Segment::Frames(buffer)) = self.segments.back_mut() else {
             unreachable!("the frame was put there")
@@ -355,6 +359,7 @@ fn append(buffer: &mut Vec<u8>, mut header: Header, body: &dyn Fn(&mut Writer)) 
     writer.bytes.resize(start + HEADER_BYTES, 0);
     body(&mut writer);
     *buffer = writer.bytes;
+    assert!(buffer.len() >= start + HEADER_BYTES, "the encoder of a body removed bytes of earlier frames");
     let body_len = buffer.len() - start - HEADER_BYTES;
     header.body_len = u32::try_from(body_len).unwrap_or(u32::MAX);
     if let Err(e) = header.check_sizes() {

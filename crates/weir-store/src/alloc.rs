@@ -130,7 +130,18 @@ impl FreeMap {
             cursor = end;
         }
         map.close_step(cursor);
+        map.check();
         Ok(map)
+    }
+
+    /// Checks that the parts of the map agree. Takes as long as it has steps and free ranges.
+    pub fn check(&self) {
+        let free: u64 = self.by_addr.values().map(|len| u64::from(*len)).sum();
+        assert_eq!(free, self.free_bytes(), "free ranges and used bytes are not all of the backed steps");
+        assert_eq!(self.by_addr.len(), self.by_len.len(), "a free range is in one of the two lists only");
+        assert_eq!(self.steps.values().sum::<u64>(), self.used_bytes, "bytes are used in no step");
+        let is_idle = |step: &u64| self.steps.get(step) == Some(&0);
+        assert!(self.idle_steps.iter().all(is_idle), "an idle step holds bytes or is not backed");
     }
 
     /// Whether a free range holds `len` bytes.
@@ -147,6 +158,7 @@ impl FreeMap {
         let step = self.step_of(addr);
         let used = self.steps.get_mut(&step).expect("free ranges lie in backed steps");
         *used += u64::from(len);
+        assert!(*used <= self.geometry.step_bytes, "more bytes are used in a step than it has");
         self.idle_steps.remove(&step);
         self.used_bytes += u64::from(len);
         Some(Extent { addr, len })
@@ -210,7 +222,7 @@ impl FreeMap {
             return None;
         }
         let step = self.idle_steps.pop_last()?;
-        self.steps.remove(&step);
+        assert_eq!(self.steps.remove(&step), Some(0), "a step that goes back to the file system holds bytes");
         self.remove_free(step * self.geometry.step_bytes, self.geometry.step_bytes as u32);
         Some(step)
     }
@@ -234,8 +246,8 @@ impl FreeMap {
         }
     }
     fn remove_free(&mut self, addr: u64, len: u32) {
-        self.by_addr.remove(&addr);
-        self.by_len.remove(&(len, addr));
+        assert_eq!(self.by_addr.remove(&addr), Some(len), "a free range is not the one that was found");
+        assert!(self.by_len.remove(&(len, addr)), "a free range is in one of the two lists only");
     }
     /// The rest of the step that ends after `cursor` is free (nothing if `cursor` is a step's start).
     fn close_step(&mut self, cursor: u64) {

@@ -7,13 +7,15 @@
 //!
 //! Of one stripe in a thousand, and of the first of each group, the first parity member encodes the parity
 //! again and compares it with its own.
-use crate::cells::Scope;
-use crate::repair::{StripePlan, StripeView, current_peers, plan};
-use crate::service::{Acting, StorageNode, Target};
+use crate::compare::Comparer;
+use crate::group::current_peers;
+use crate::membership::{Acting, Membership};
+use crate::rebuild::Rebuilder;
+use crate::stripes::{StripePlan, StripeView, Stripes, logs_here, plan};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use weir_env::Clock;
+use weir_env::{Clock, Env};
 use weir_proto::data::CompareTarget;
 use weir_proto::map::{Group, MemberState};
 use weir_proto::{CellId, Epoch, FileId, PgId, Result, Seq, Version};
@@ -35,68 +37,84 @@ struct Differing {
     todo: StripePlan,
 }
 
-/// Compares until the node ends.
-pub(crate) async fn compare(clock: Clock, node: Weak<StorageNode>, target: Weak<Target>) {
-    loop {
-        let Some((node, target)) = node.upgrade().zip(target.upgrade()) else { return };
-        if target.comparer.is_due(clock.now()) {
-            node.compare_pass(&target).await;
+/// Compares until the target ends.
+pub(crate) async fn compare(clock: Clock, target: Weak<Comparing>) {
+    while let Some(comparing) = target.upgrade() {
+        if comparing.comparer.is_due(clock.now()) {
+            comparing.compare_pass().await;
         }
-        drop(node);
-        let _ = clock.timeout(CHECK_EVERY, target.comparer.wanted.notified()).await; // or on request
+        let _ = clock.timeout(CHECK_EVERY, comparing.comparer.wanted.notified()).await; // or on request
     }
 }
 
-impl StorageNode {
-    pub(crate) fn compare_target(&self, r: &CompareTarget) -> Handled {
-        let asked = self.target(r.target).map(|target| {
-            if r.start {
-                target.comparer.ask();
-            }
-            Reply::new(&target.comparer.report())
-        });
-        Handled::Now(asked)
+pub(crate) struct Comparing {
+    env: Env,
+    members: Arc<Membership>,
+    rebuilder: Arc<Rebuilder>,
+    stripes: Arc<Stripes>,
+    comparer: Comparer,
+}
+
+impl Comparing {
+    pub fn new(
+        env: &Env,
+        members: &Arc<Membership>,
+        rebuilder: &Arc<Rebuilder>,
+        stripes: &Arc<Stripes>,
+    ) -> Arc<Comparing> {
+        Arc::new(Comparing {
+            env: env.clone(),
+            members: members.clone(),
+            rebuilder: rebuilder.clone(),
+            stripes: stripes.clone(),
+            comparer: Comparer::default(),
+        })
     }
 
-    async fn compare_pass(&self, target: &Arc<Target>) {
-        let (clock, comparer) = (&self.env.clock, &target.comparer);
-        let map = self.peers.map();
-        let mine = |g: &&Group| g.members.iter().any(|m| m.target == target.store.target);
+    pub fn compare_target(&self, r: &CompareTarget) -> Handled {
+        if r.start {
+            self.comparer.ask();
+        }
+        Handled::Now(Ok(Reply::new(&self.comparer.report())))
+    }
+
+    async fn compare_pass(&self) {
+        let (clock, comparer, on) = (&self.env.clock, &self.comparer, self.members.target());
+        let map = self.members.map();
+        let mine = |g: &&Group| self.members.is_member(g);
         let redundant = |g: &&Group| g.scheme.parity > 0;
         let groups: Vec<PgId> = map.groups.iter().filter(mine).filter(redundant).map(|g| g.id).collect();
         comparer.begin(clock.now(), clock.wall(), groups.len());
         for group in groups {
-            match self.compare_group(target, group).await {
+            match self.compare_group(group).await {
                 Ok(true) => comparer.note(|pass| pass.groups_done += 1),
                 Ok(false) => {} // members are away, or being repaired
-                Err(e) => tracing::debug!(on = %target.store.target, %group, "compare versions: {e}"),
+                Err(e) => tracing::debug!(%on, %group, "compare versions: {e}"),
             }
         }
         if let Some(pass) = comparer.end(clock.wall()) {
-            tracing::info!(on = %target.store.target, ?pass, "compared with the other members");
+            tracing::info!(%on, ?pass, "compared with the other members");
         }
     }
 
     /// This target's place in a group whose members are all current and stay.
-    fn whole_group(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
-        let map = self.peers.map();
-        let entry = map.group(group)?;
-        let position = entry.members.iter().position(|m| m.target == target.store.target)?;
-        let is_whole = entry.members.iter().all(|m| m.state == MemberState::Current);
-        let scope = Scope::at(entry, position);
-        let acting = || Acting { target: target.clone(), scope, map: map.clone(), position };
-        (is_whole && map.move_of(group).is_none()).then(acting)
+    fn whole_group(&self, group: PgId) -> Option<Acting> {
+        let is_whole = |acting: &Acting| {
+            let all_current = acting.group().members.iter().all(|m| m.state == MemberState::Current);
+            all_current && acting.map.move_of(group).is_none()
+        };
+        self.members.place_in(group).filter(is_whole)
     }
 
     /// False: not all members are current.
-    async fn compare_group(&self, target: &Arc<Target>, group: PgId) -> Result<bool> {
-        let (clock, comparer) = (&self.env.clock, &target.comparer);
-        let Some(acting) = self.whole_group(target, group) else { return Ok(false) };
+    async fn compare_group(&self, group: PgId) -> Result<bool> {
+        let (clock, comparer) = (&self.env.clock, &self.comparer);
+        let Some(acting) = self.whole_group(group) else { return Ok(false) };
         let peers = current_peers(acting.group(), acting.position);
         let mut after = None;
         loop {
             let begun = clock.now();
-            let (stripes, next) = self.list_stripes(&acting, &peers, after, Epoch(0)).await?;
+            let (stripes, next) = self.stripes.list_stripes(&acting, &peers, after, Epoch(0)).await?;
             comparer.note(|pass| pass.stripes += stripes.len() as u64);
             let mut differing = BTreeMap::new();
             for ((file, stripe), view) in &stripes {
@@ -106,7 +124,7 @@ impl StorageNode {
             }
             if !differing.is_empty() {
                 clock.sleep(RECHECK_AFTER).await;
-                let (again, _) = self.list_stripes(&acting, &peers, after, Epoch(0)).await?;
+                let (again, _) = self.stripes.list_stripes(&acting, &peers, after, Epoch(0)).await?;
                 self.repair_differing(&acting, differing, &again).await?;
             }
             if acting.position == usize::from(acting.scope.scheme.data) {
@@ -139,18 +157,18 @@ impl StorageNode {
                 None => None, // truncated
             };
             let Some(found) = now.filter(|now| *now == before) else { continue };
-            let on = acting.target.store.target;
+            let on = acting.target();
             tracing::warn!(%on, %file, stripe, own = %found.own, newest = %found.view.newest, "not what the other members have");
-            acting.target.comparer.note(|pass| pass.differing += 1);
-            let own = CellId { file, stripe, index: acting.position as u8 };
+            self.comparer.note(|pass| pass.differing += 1);
+            let own = acting.own_cell(file, stripe);
             if found.todo.rebuild.is_some() {
-                self.rebuild(acting, own, false).await?;
+                self.rebuilder.rebuild(acting, own, false).await?;
             }
             for index in &found.todo.copy {
-                self.copy_overlays(acting, CellId { index: *index, ..own }).await?;
+                self.stripes.copy_overlays(acting, CellId { index: *index, ..own }).await?;
             }
             if differs(acting, file, stripe, &found.view)?.is_none() {
-                acting.target.comparer.note(|pass| pass.repaired += 1);
+                self.comparer.note(|pass| pass.repaired += 1);
             }
         }
         Ok(())
@@ -159,15 +177,15 @@ impl StorageNode {
     /// Encodes this member's parity from the other members' fragments and compares it with its own, which is
     /// replaced if it differs: readers see the data cells.
     async fn encode_again(&self, acting: &Acting, file: FileId, stripe: u64) -> Result<()> {
-        let own = CellId { file, stripe, index: acting.position as u8 };
-        let base = || acting.target.store.stat_cell(&acting.scope, own).map(|stat| stat.base);
+        let own = acting.own_cell(file, stripe);
+        let base = || acting.store.stat_cell(&acting.scope, own).map(|stat| stat.base);
         let version = base()?;
-        let Some(encoded) = self.decode_from_peers(acting, own).await? else { return Ok(()) };
+        let Some(encoded) = self.rebuilder.decode_from_peers(acting, own).await? else { return Ok(()) };
         if version == Version(0) || encoded.version != version {
             return Ok(()); // it is being written
         }
         // Damage to its bytes is the scrub's to find.
-        let Ok((_, kept)) = self.read_fragment(acting, acting.position, own, version).await else {
+        let Ok((_, kept)) = self.rebuilder.read_fragment(acting, acting.position, own, version).await else {
             return Ok(());
         };
         let shorter = kept.len().min(encoded.bytes.len());
@@ -178,12 +196,12 @@ impl StorageNode {
         if base()? != version {
             return Ok(());
         }
-        acting.target.comparer.note(|pass| pass.encoded += 1);
+        self.comparer.note(|pass| pass.encoded += 1);
         if !same {
-            let on = acting.target.store.target;
+            let on = acting.target();
             tracing::warn!(%on, %file, stripe, "the parity is not that of the data: it is replaced");
-            acting.target.comparer.note(|pass| pass.mismatched += 1);
-            self.rebuild(acting, own, true).await?;
+            self.comparer.note(|pass| pass.mismatched += 1);
+            self.rebuilder.rebuild(acting, own, true).await?;
         }
         Ok(())
     }
@@ -191,16 +209,10 @@ impl StorageNode {
 
 /// How the target's own part of a stripe differs from what all other members agree on.
 fn differs(acting: &Acting, file: FileId, stripe: u64, view: &StripeView) -> Result<Option<Differing>> {
-    let store = &acting.target.store;
-    let own = CellId { file, stripe, index: acting.position as u8 };
-    let stat = store.stat_cell(&acting.scope, own)?;
+    let own = acting.own_cell(file, stripe);
+    let stat = acting.store.stat_cell(&acting.scope, own)?;
     let data = usize::from(acting.scope.scheme.data);
-    let mut own_logs = BTreeMap::new();
-    for index in view.logs.keys() {
-        if let Some(h) = store.header(CellId { index: *index, ..own })? {
-            own_logs.insert(*index, (h.last_seq, h.log_sum));
-        }
-    }
+    let own_logs = logs_here(acting, own, view)?;
     let mut todo = plan(view, stat.base, &own_logs, acting.position, data);
     if stat.prepared.contains(&view.newest) {
         todo.rebuild = None;

@@ -127,6 +127,7 @@ impl Drop for Guest {
         let mut state = self.door.lock();
         state.speed.now.1 += 1;
         state.speed.pass(now, true);
+        assert!(state.count > 0 && state.bytes >= self.bytes, "a request left the door that did not enter");
         state.count -= 1;
         state.bytes -= self.bytes;
         let left = state.of.get(&self.connection).map_or(0, |count| count - 1);
@@ -134,6 +135,7 @@ impl Drop for Guest {
             0 => drop(state.of.remove(&self.connection)),
             left => drop(state.of.insert(self.connection, left)),
         }
+        assert_eq!(state.count == 0, state.of.is_empty(), "requests inside are those of some connection");
     }
 }
 

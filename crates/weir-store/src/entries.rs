@@ -3,7 +3,7 @@
 //! Knows keys and records, and nothing of what a change of them means.
 use crate::format::*;
 use weir_kv::{Read, Scan};
-use weir_proto::{CellId, FileId, Result};
+use weir_proto::{CellId, Error, FileId, Result};
 
 /// The entry of a key.
 pub fn get<R: Record>(read: &dyn Read, key: &[u8]) -> Result<Option<R>> {
@@ -49,4 +49,15 @@ pub fn truncations_of(read: &dyn Read, file: FileId) -> Result<Vec<(u64, Truncat
     collect(read, &start, &end, |key, value| {
         Ok((truncation_number_of_key(key)?, Truncation::from_value(value)?))
     })
+}
+
+/// The number of the newest truncation.
+pub fn newest_truncation(read: &dyn Read) -> Result<u64> {
+    match read.get(TRUNCATION_COUNT)? {
+        None => Ok(0),
+        Some(value) => value
+            .try_into()
+            .map(u64::from_le_bytes)
+            .map_err(|_| Error::damaged("the number of truncations is not a number")),
+    }
 }

@@ -1,96 +1,93 @@
-//! All fences of a target and all cells of a group: a target that takes over a place copies the former, and
-//! the previous target of the place drops the latter.
-use crate::cells;
-use crate::entries::get;
-use crate::format::{FENCE, Fence, Header, Record, fence_key, file_of_fence_key, header_key, letter_range};
-use crate::lookup;
-use crate::store::{DROP_BATCH, Store};
-use weir_kv::{CommitSeq, Scan};
-use weir_proto::data::{FenceList, FileFence, GroupAt};
-use weir_proto::{Epoch, FileId, PgId, Result};
+//! Fences of a target that takes a place: it takes over the fences of the group's other members, as it would
+//! otherwise accept writes that they refuse.
+//!
+//! Invariant: a fence only rises.
+use crate::calls::Calls;
+use crate::membership::{Acting, Membership};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use weir_env::Env;
+use weir_proto::data::{GroupAt, ListFences};
+use weir_proto::map::MemberState;
+use weir_proto::{Epoch, Error, PgId, Result, TargetId};
+use weir_rpc::{Handled, Reply};
 
 /// Fences of one listing.
 pub const LIST_MAX: u32 = 4096;
 
-impl Store {
-    /// Fences of files above `after`; the listing may be sent when the returned commit is durable.
-    pub fn list_fences(
-        &self,
-        after: Option<FileId>,
-        epochs: &[GroupAt],
-        limit: u32,
-    ) -> Result<(CommitSeq, FenceList)> {
-        self.usable()?;
-        let raised = self.change(&mut |txn, _| {
-            epochs.iter().try_for_each(|at| cells::raise_epoch(txn, at.group, at.epoch))
-        })?;
-        let limit = limit.clamp(1, LIST_MAX) as usize;
-        let (mut start, end) = letter_range(FENCE);
-        if let Some(file) = after {
-            start = fence_key(file);
-            start.push(0);
-        }
-        let (mut list, mut problem) = (FenceList { fences: Vec::new(), more: false }, Ok(()));
-        let seen = self.kv().read(&mut |r| {
-            (list, problem) = (FenceList { fences: Vec::new(), more: false }, Ok(()));
-            r.scan(&start, &end, &mut |key, value| {
-                if list.fences.len() == limit {
-                    list.more = true;
-                    return Scan::Stop;
-                }
-                let fence = file_of_fence_key(key).and_then(|file| Ok((file, Fence::from_value(value)?)));
-                match fence {
-                    Ok((file, Fence { token_epoch })) => {
-                        list.fences.push(FileFence { file, token_epoch });
-                        Scan::More
-                    }
-                    Err(e) => {
-                        problem = Err(e);
-                        Scan::Stop
-                    }
-                }
-            })
-        })?;
-        problem.map(|()| (raised.max(seen), list))
+pub(crate) struct Fences {
+    env: Env,
+    members: Arc<Membership>,
+    calls: Arc<Calls>,
+    /// The loss of each group's cells after which the fences were taken over. A restart begins again.
+    taken: Mutex<BTreeMap<PgId, Epoch>>,
+}
+
+impl Fences {
+    pub fn new(env: &Env, members: &Arc<Membership>, calls: &Arc<Calls>) -> Arc<Fences> {
+        let (env, members, calls) = (env.clone(), members.clone(), calls.clone());
+        Arc::new(Fences { env, members, calls, taken: Mutex::default() })
     }
 
-    /// Raises fences to another member's fences. Blocks.
-    pub fn take_fences(&self, fences: &[FileFence]) -> Result<CommitSeq> {
-        let mut last = CommitSeq(0);
-        for some in fences.chunks(DROP_BATCH) {
-            last = self.change(&mut |txn, _| {
-                some.iter().try_for_each(|f| cells::take_fence(txn, f.file, f.token_epoch))
-            })?;
-        }
-        Ok(last)
+    pub fn list(self: &Arc<Self>, r: ListFences) -> Handled {
+        let fences = self.clone();
+        Handled::Later(Box::pin(async move {
+            let members = &fences.members;
+            members.check_announced(&r.epochs).await?;
+            let (seq, list) = members.store().list_fences(r.after, &r.epochs, r.limit)?;
+            members.store().durable(seq).await?;
+            Ok(Reply::new(&list))
+        }))
     }
 
-    pub fn has_cells_of(&self, group: PgId) -> Result<bool> {
-        let mut found = false;
-        self.kv().read(&mut |r| {
-            found = !lookup::listed_cells(r, group, None, 1)?.is_empty();
-            Ok(())
-        })?;
-        Ok(found)
-    }
-
-    /// Drops a batch of a group's cells that were written before `epoch`. Returns whether none is left.
-    /// Blocks.
-    pub fn drop_some_cells_of(&self, group: PgId, epoch: Epoch) -> Result<(CommitSeq, bool)> {
-        self.usable()?;
-        let mut is_last = false;
-        let committed = self.change(&mut |txn, delta| {
-            let batch = lookup::listed_cells(txn, group, None, DROP_BATCH)?;
-            is_last = batch.len() < DROP_BATCH;
-            for cell in batch {
-                match get::<Header>(txn, &header_key(cell))? {
-                    // The target has become a member again meanwhile.
-                    Some(header) if header.epoch >= epoch => is_last = true,
-                    _ => cells::drop_cell(txn, cell, delta)?,
-                }
+    /// Takes over the fences of the current members of groups in which the target is filled. Groups with a
+    /// member that does not answer are not repaired in this round.
+    pub async fn take_fences(&self, behind: &mut Vec<Acting>) {
+        let wants = |acting: &Acting| {
+            acting.is_filled() && self.taken().get(&acting.scope.group) != Some(&acting.scope.lost_at)
+        };
+        let mut peers: BTreeMap<TargetId, Vec<GroupAt>> = BTreeMap::new();
+        for acting in behind.iter().filter(|acting| wants(acting)) {
+            for member in acting.group().members.iter().filter(|m| m.state == MemberState::Current) {
+                peers.entry(member.target).or_default().push(acting.at());
             }
-            Ok(())
-        })?;
-        Ok((committed, is_last))
+        }
+        let mut silent = BTreeSet::new();
+        for (peer, epochs) in peers {
+            if let Err(e) = self.take_fences_of(peer, epochs).await {
+                tracing::debug!(%peer, "learn of fences: {e}");
+                silent.insert(peer);
+            }
+        }
+        behind.retain(|acting| {
+            let reported =
+                !wants(acting) || acting.group().members.iter().all(|m| !silent.contains(&m.target));
+            if reported && acting.scope.lost_at > Epoch(0) {
+                self.taken().insert(acting.scope.group, acting.scope.lost_at);
+            }
+            reported
+        });
+    }
+
+    pub async fn take_fences_of(&self, peer: TargetId, epochs: Vec<GroupAt>) -> Result<()> {
+        let mut after = None;
+        loop {
+            let request = ListFences { target: peer, after, epochs: epochs.clone(), limit: LIST_MAX };
+            let (list, _) = self.calls.ask(peer, request, Vec::new()).await?;
+            let Some(last) = list.fences.last().map(|f| f.file) else { return Ok(()) };
+            if after.is_some_and(|after| last <= after) {
+                return Err(Error::damaged(format!("fences of {peer}: listed twice")));
+            }
+            let (store, fences) = (self.members.store().clone(), list.fences);
+            let taken = self.env.tasks.blocking(move || store.take_fences(&fences)).await?;
+            self.members.store().durable(taken).await?;
+            match list.more {
+                true => after = Some(last),
+                false => return Ok(()),
+            }
+        }
+    }
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<PgId, Epoch>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

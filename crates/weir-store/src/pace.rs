@@ -67,6 +67,7 @@ impl Pace {
         state.pass(now);
         state.copied += bytes;
         if let Some(rate) = state.rate {
+            assert!(rate >= RATE_MIN, "copies would never end at this rate");
             let cost = Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
             state.paid_at = state.paid_at.max(now) + cost;
         }

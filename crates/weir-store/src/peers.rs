@@ -118,6 +118,7 @@ pub async fn join_all<T>(calls: Vec<BoxFuture<'_, T>>) -> Vec<T> {
         if left > 0 { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
+    assert!(results.iter().all(Option::is_some), "a call has no result though all have ended");
     results.into_iter().flatten().collect()
 }
 

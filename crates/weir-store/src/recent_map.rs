@@ -28,6 +28,7 @@ impl<K: Ord + Copy, V, const MAX: usize> RecentMap<K, V, MAX> {
         {
             self.of.remove(&oldest);
         }
+        assert_eq!(self.of.len(), self.order.len(), "a remembered key has no place in the order");
         before
     }
 }

@@ -25,6 +25,7 @@ pub async fn begin(kv: &SharedKv, run: RunId) -> Result<TargetHistory> {
         let mut now = before.clone();
         now.begun.push(run);
         now.begun.drain(..now.begun.len().saturating_sub(BEGUN_MAX));
+        assert_eq!(now.begun.last(), Some(&run), "a run that begins is recorded before it is announced");
         txn.put(RUNS, &now.to_value());
         Ok(())
     })?;

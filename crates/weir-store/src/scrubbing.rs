@@ -3,12 +3,12 @@
 //! Invariant: damage that it finds is counted and repaired as damage that a reader finds. A cell that is
 //! written meanwhile is read in its state before or after the write.
 use crate::format::Scrub;
-use crate::scrub::{begin, is_under_way};
-use crate::service::{Acting, StorageNode, Target};
+use crate::membership::{Acting, Membership};
+use crate::scrub::{Scrubber, begin, is_under_way};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use weir_env::{Clock, WallTime};
-use weir_proto::data::{ScrubPass, ScrubReport, ScrubTarget};
+use weir_env::{Clock, Env, WallTime};
+use weir_proto::data::{ReadView, ScrubPass, ScrubReport, ScrubTarget};
 use weir_proto::{CellId, Error, ErrorKind, Result};
 use weir_rpc::{Handled, Reply};
 
@@ -29,59 +29,10 @@ struct Found {
     last: Option<CellId>,
 }
 
-/// Scrubs a target until its node ends.
-pub(crate) async fn scrub(clock: Clock, node: Weak<StorageNode>, target: Weak<Target>) {
-    let (mut noted, mut unsaved) = (clock.now(), true);
-    loop {
-        let Some((node, target)) = node.upgrade().zip(target.upgrade()) else { return };
-        let begun = clock.now();
-        let step = node.scrub_some(&target).await;
-        let took = clock.now().since(begun);
-        let pause = match step {
-            Ok(Step::Nothing) => None,
-            Ok(Step::Read { bytes, bytes_per_s: 0 }) => Some(took.max(pause_of(bytes, u64::MAX))),
-            Ok(Step::Read { bytes, bytes_per_s }) => {
-                Some(pause_of(bytes, bytes_per_s).saturating_sub(took).max(took / 4))
-            }
-            Err(e) => {
-                tracing::warn!(target_id = %target.store.target, "scrub: {e}; it is tried again");
-                None
-            }
-        };
-        unsaved |= pause.is_some();
-        if unsaved && (pause.is_none() || clock.now().since(noted) >= NOTE_EVERY) {
-            (noted, unsaved) = (clock.now(), false);
-            if let Err(e) = target.note_scrub() {
-                tracing::debug!(target_id = %target.store.target, "note how far the scrub is: {e}");
-            }
-        }
-        drop(node);
-        match pause {
-            Some(pause) => clock.sleep(pause).await,
-            None => drop(clock.timeout(CHECK_EVERY, target.scrubber.wanted.notified()).await), // or on request
-        }
-    }
-}
-
-impl Target {
-    fn with_scrub<T>(&self, work: impl FnOnce(&mut Scrub) -> T) -> Result<T> {
-        self.scrubber.with(|| self.store.scrub(), work)
-    }
-    fn note_scrub(&self) -> Result<()> {
-        let now = self.with_scrub(|scrub| scrub.clone())?;
-        self.store.note_scrub(&now)
-    }
-    fn start_scrub(&self, now: WallTime, bytes_per_s: u64) -> Result<()> {
-        self.store.usable()?;
-        self.with_scrub(|scrub| begin(scrub, now, bytes_per_s))?;
-        self.note_scrub()?;
-        self.scrubber.wanted.notify_one();
-        Ok(())
-    }
-}
-
-fn pause_of(bytes: u64, bytes_per_s: u64) -> Duration {
-    Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1))) as u64)
+pub(crate) struct Scrubbing {
+    env: Env,
+    members: Arc<Membership>,
+    scrubber: Scrubber,
 }
 
 enum Step {
@@ -89,33 +40,52 @@ enum Step {
     Read { bytes: u64, bytes_per_s: u64 },
 }
 
-impl StorageNode {
-    pub(crate) fn scrub_target(&self, r: &ScrubTarget) -> Handled {
-        let asked = self.target(r.target).and_then(|target| {
-            if r.start {
-                target.start_scrub(self.env.clock.wall(), r.bytes_per_s)?;
-            }
-            let used = target.store.report().used;
-            target.with_scrub(|scrub| ScrubReport { used, pass: scrub.pass, last: scrub.last })
-        });
-        Handled::Now(asked.map(|report| Reply::new(&report)))
+impl Scrubbing {
+    pub fn new(env: &Env, members: &Arc<Membership>) -> Arc<Scrubbing> {
+        Arc::new(Scrubbing { env: env.clone(), members: members.clone(), scrubber: Scrubber::default() })
     }
-    async fn scrub_some(&self, target: &Arc<Target>) -> Result<Step> {
-        if target.store.usable().is_err() {
+
+    pub fn scrub_target(&self, r: &ScrubTarget) -> Handled {
+        let report = || {
+            if r.start {
+                self.start(self.env.clock.wall(), r.bytes_per_s)?;
+            }
+            let used = self.members.store().report().used;
+            self.with_scrub(|scrub| ScrubReport { used, pass: scrub.pass, last: scrub.last })
+        };
+        Handled::Now(report().map(|report| Reply::new(&report)))
+    }
+
+    fn with_scrub<T>(&self, work: impl FnOnce(&mut Scrub) -> T) -> Result<T> {
+        self.scrubber.with(|| self.members.store().index().scrub(), work)
+    }
+    fn note(&self) -> Result<()> {
+        let now = self.with_scrub(|scrub| scrub.clone())?;
+        self.members.store().note_scrub(&now)
+    }
+    fn start(&self, now: WallTime, bytes_per_s: u64) -> Result<()> {
+        self.members.store().usable()?;
+        self.with_scrub(|scrub| begin(scrub, now, bytes_per_s))?;
+        self.note()?;
+        self.scrubber.wanted.notify_one();
+        Ok(())
+    }
+    async fn scrub_some(&self) -> Result<Step> {
+        if self.members.store().usable().is_err() {
             return Ok(Step::Nothing);
         }
-        let (now, used) = (self.env.clock.wall(), target.store.report().used);
-        let (under_way, after, bytes_per_s) = target.with_scrub(|scrub| {
+        let (now, used) = (self.env.clock.wall(), self.members.store().report().used);
+        let (under_way, after, bytes_per_s) = self.with_scrub(|scrub| {
             let under_way = is_under_way(scrub, now, used);
             (under_way, scrub.after, scrub.bytes_per_s)
         })?;
         if !under_way {
             return Ok(Step::Nothing);
         }
-        let cells = target.store.next_cells(after, CELLS_AT_ONCE)?;
+        let cells = self.members.store().index().next_cells(after, CELLS_AT_ONCE)?;
         let mut reads = Vec::new();
         for cell in &cells {
-            if let Some(acting) = self.acting_for(target, *cell)? {
+            if let Some(acting) = self.members.place_of_cell(*cell)? {
                 reads.push((acting, *cell));
             }
         }
@@ -124,7 +94,7 @@ impl StorageNode {
         let ended = cells.len() < CELLS_AT_ONCE;
         let bytes = found.bytes + cells.len() as u64 * CELL_COST_BYTES;
         let now = self.env.clock.wall().0;
-        let done = target.with_scrub(|scrub| {
+        let done = self.with_scrub(|scrub| {
             // Another pass was requested meanwhile.
             if scrub.after != after {
                 return None;
@@ -141,10 +111,48 @@ impl StorageNode {
             scrub.pass.filter(|_| ended)
         })?;
         if let Some(ScrubPass { cells, bytes, damaged_cells, .. }) = done {
-            tracing::info!(target_id = %target.store.target, cells, bytes, damaged_cells, "scrubbed");
+            tracing::info!(target_id = %self.members.target(), cells, bytes, damaged_cells, "scrubbed");
         }
         Ok(Step::Read { bytes, bytes_per_s })
     }
+}
+
+/// Scrubs a target until it ends.
+pub(crate) async fn scrub(clock: Clock, target: Weak<Scrubbing>) {
+    let (mut noted, mut unsaved) = (clock.now(), true);
+    while let Some(scrubbing) = target.upgrade() {
+        let id = scrubbing.members.target();
+        let begun = clock.now();
+        let step = scrubbing.scrub_some().await;
+        let took = clock.now().since(begun);
+        let pause = match step {
+            Ok(Step::Nothing) => None,
+            Ok(Step::Read { bytes, bytes_per_s: 0 }) => Some(took.max(pause_of(bytes, u64::MAX))),
+            Ok(Step::Read { bytes, bytes_per_s }) => {
+                Some(pause_of(bytes, bytes_per_s).saturating_sub(took).max(took / 4))
+            }
+            Err(e) => {
+                tracing::warn!(target_id = %id, "scrub: {e}; it is tried again");
+                None
+            }
+        };
+        unsaved |= pause.is_some();
+        if unsaved && (pause.is_none() || clock.now().since(noted) >= NOTE_EVERY) {
+            (noted, unsaved) = (clock.now(), false);
+            if let Err(e) = scrubbing.note() {
+                tracing::debug!(target_id = %id, "note how far the scrub is: {e}");
+            }
+        }
+        match pause {
+            Some(pause) => clock.sleep(pause).await,
+            // Or on request.
+            None => drop(clock.timeout(CHECK_EVERY, scrubbing.scrubber.wanted.notified()).await),
+        }
+    }
+}
+
+fn pause_of(bytes: u64, bytes_per_s: u64) -> Duration {
+    Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1))) as u64)
 }
 
 /// Reads cells with their overlays at their own targets, else their bases. Cells that are gone meanwhile do
@@ -152,11 +160,10 @@ impl StorageNode {
 fn verify_all(reads: &[(Acting, CellId)]) -> Result<Found> {
     let mut found = Found::default();
     for (acting, cell) in reads {
-        let (store, scope) = (&acting.target.store, &acting.scope);
-        let verified = match usize::from(cell.index) == acting.position && scope.is_data(*cell) {
-            true => store.verify_merged(scope, *cell),
-            false => store.verify(scope, *cell),
-        };
+        let (store, scope) = (&acting.store, &acting.scope);
+        let is_own = usize::from(cell.index) == acting.position && scope.is_data(*cell);
+        let view = if is_own { ReadView::Merged } else { ReadView::Base };
+        let verified = store.verify(scope, *cell, view);
         match verified {
             Ok(bytes) => (found.cells, found.bytes) = (found.cells + 1, found.bytes + bytes),
             Err(Error { kind: ErrorKind::Damaged, .. }) => {

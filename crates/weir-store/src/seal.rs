@@ -9,16 +9,19 @@
 //! commit; else drop. No old data is changed before the commit. Members that took no part are in the mask of
 //! the version, and rebuild their fragment when they return.
 //!
-//! Whether and when to seal is [`evaluate`], a pure decision.
-use crate::cells::Scope;
+//! Whether and when to seal is [`evaluate`], a pure decision; `rounds.rs` carries it out. `settle.rs`
+//! resolves versions in doubt.
+use crate::calls::Calls;
 use crate::crash_points;
+use crate::group::seal_leader;
+use crate::membership::{Acting, Membership};
 use crate::peers::join_all;
-use crate::service::{Acting, RecentStripe, StorageNode, Target, seal_leader};
+use crate::rebuild::Rebuilder;
+use crate::recent::Recent;
 use crate::store::Store;
 use bytes::Bytes;
-use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError};
-use weir_env::BoxFuture;
+use std::sync::Arc;
+use weir_env::{BoxFuture, Env};
 use weir_proto::checksum::{block_crcs, crc32c};
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
@@ -26,6 +29,8 @@ use weir_proto::map::{Group, MemberState};
 use weir_proto::{CellId, Error, ErrorKind, FileId, PgId, Result, Seq, Version};
 
 mod decide;
+mod rounds;
+mod settle;
 
 pub use decide::{InDoubt, SealFacts, SealLimits, SealVerdict, evaluate, resolve, version_of};
 
@@ -46,142 +51,42 @@ pub(crate) fn is_settled_by_all(group: &Group, level: u16) -> bool {
     group.pauses_seals(level)
 }
 
-impl StorageNode {
-    /// One round over the stripes with recent overlays; returns how many were sealed.
-    pub(crate) async fn seal_round(&self, target: &Arc<Target>, limits: &SealLimits) -> Result<usize> {
-        self.note_leads(target);
-        self.find_overlaid(target, limits)?;
-        let now = self.env.clock.now();
-        let due: Vec<_> = {
-            let recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            let due = |s: &RecentStripe| {
-                s.bytes >= limits.full_bytes || s.count >= limits.count_max || now.since(s.at) >= limits.idle
-            };
-            recent
-                .stripes
-                .iter()
-                .filter(|(_, s)| due(s))
-                .map(|(stripe, s)| (*stripe, s.group, s.at))
-                .collect()
-        };
-        let mut sealed = 0;
-        for ((file, stripe), group, at) in due {
-            let verdict = match self.as_leader(target, group) {
-                None => SealVerdict::Leave,
-                Some(acting) => {
-                    let (overlay_bytes, overlay_count) = overlays_of(target, &acting.scope, file, stripe)?;
-                    evaluate(
-                        &SealFacts {
-                            overlay_bytes,
-                            overlay_count,
-                            idle: now.since(at),
-                            can_seal: can_seal(acting.group(), acting.map.level),
-                        },
-                        limits,
-                    )
-                }
-            };
-            if verdict == SealVerdict::Wait {
-                continue;
-            }
-            if verdict == SealVerdict::Seal {
-                match self.seal_stripe(target, group, file, stripe).await {
-                    Ok(()) => sealed += 1,
-                    Err(e) => {
-                        tracing::debug!(%file, stripe, "seal: {e}");
-                        // The seal may have ended in doubt; it is not retried at once.
-                        self.settle(target).await?;
-                        let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-                        if let Some(s) = recent.stripes.get_mut(&(file, stripe)) {
-                            (s.at, s.bytes, s.count) = (self.env.clock.now(), 0, 0);
-                        }
-                        continue;
-                    }
-                }
-            }
-            let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            if recent.stripes.get(&(file, stripe)).is_some_and(|s| s.at == at) {
-                recent.stripes.remove(&(file, stripe));
-            }
-        }
-        Ok(sealed)
-    }
+pub(crate) struct Seals {
+    env: Env,
+    members: Arc<Membership>,
+    calls: Arc<Calls>,
+    rebuilder: Arc<Rebuilder>,
+    recent: Arc<Recent>,
+}
 
-    /// Writes while another target led the group are not in this target's memory: scan the index for them.
-    fn note_leads(&self, target: &Target) {
-        let map = self.peers.map();
-        let leads = |g: &&Group| {
-            seal_leader(g).and_then(|p| g.members.get(p)).is_some_and(|m| m.target == target.store.target)
-        };
-        let now: BTreeSet<PgId> = map.groups.iter().filter(leads).map(|g| g.id).collect();
-        let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.incomplete |= !now.is_subset(&recent.leads);
-        recent.leads = now;
-    }
-
-    /// After a start, or when too many stripes were written to remember them: scan the index.
-    fn find_overlaid(&self, target: &Target, limits: &SealLimits) -> Result<()> {
-        let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        if !recent.incomplete || recent.stripes.len() > crate::service::RECENT_MAX / 2 {
-            return Ok(());
-        }
-        recent.incomplete = false;
-        drop(recent);
-        let found = target.store.overlaid(limits.small_bytes / 32)?;
-        let now = self.env.clock.now();
-        let mut recent = target.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        for (cell, header) in found {
-            if recent.stripes.len() >= crate::service::RECENT_MAX {
-                recent.incomplete = true;
-                break;
-            }
-            recent.stripes.entry((cell.file, cell.stripe)).or_insert(RecentStripe {
-                group: header.group,
-                at: now,
-                bytes: 0,
-                count: 0,
-            });
-        }
-        Ok(())
-    }
-
-    /// Seals every stripe of a file whose seals this target leads.
-    pub(crate) async fn seal_file_now(&self, target: &Arc<Target>, file: FileId) -> Result<()> {
-        let mut stripes: Vec<(u64, PgId)> =
-            target.store.overlaid_cells(file)?.into_iter().map(|(cell, h)| (cell.stripe, h.group)).collect();
-        stripes.dedup();
-        for (stripe, group) in stripes {
-            if self.as_leader(target, group).is_some() {
-                self.seal_stripe(target, group, file, stripe).await?;
-            }
-        }
-        Ok(())
+impl Seals {
+    pub fn new(
+        env: &Env,
+        members: &Arc<Membership>,
+        calls: &Arc<Calls>,
+        rebuilder: &Arc<Rebuilder>,
+        recent: &Arc<Recent>,
+    ) -> Arc<Seals> {
+        Arc::new(Seals {
+            env: env.clone(),
+            members: members.clone(),
+            calls: calls.clone(),
+            rebuilder: rebuilder.clone(),
+            recent: recent.clone(),
+        })
     }
 
     /// This target as the leader of a group's seals.
-    fn as_leader(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
-        let map = self.peers.map();
-        let entry = map.group(group)?;
-        let position = seal_leader(entry)?;
-        if entry.members.get(position)?.target != target.store.target {
-            return None;
-        }
-        let scope = Scope::of(entry);
-        Some(Acting { target: target.clone(), scope, map: map.clone(), position })
+    fn as_leader(&self, group: PgId) -> Option<Acting> {
+        let acting = self.members.current_in(group)?;
+        (seal_leader(acting.group()) == Some(acting.position)).then_some(acting)
     }
 
-    /// Seals one stripe now. An error leaves everything as it was, or in doubt until [`StorageNode::settle`].
-    pub(crate) async fn seal_stripe(
-        &self,
-        target: &Arc<Target>,
-        group: PgId,
-        file: FileId,
-        stripe: u64,
-    ) -> Result<()> {
-        let acting =
-            self.as_leader(target, group).filter(|a| can_seal(a.group(), a.map.level)).ok_or_else(|| {
-                Error::unavailable(format!("seal in {group}: not led here, or a member is behind"))
-            })?;
+    /// Seals one stripe now. An error leaves everything as it was, or in doubt until [`Seals::settle`].
+    async fn seal_stripe(&self, group: PgId, file: FileId, stripe: u64) -> Result<()> {
+        let acting = self.as_leader(group).filter(|a| can_seal(a.group(), a.map.level)).ok_or_else(|| {
+            Error::unavailable(format!("seal in {group}: not led here, or a member is behind"))
+        })?;
         let scope = acting.scope;
         let first = CellId { file, stripe, index: 0 };
         let stats = self.stat_all(&acting, file, stripe).await;
@@ -193,9 +98,11 @@ impl StorageNode {
                 "seal of stripe {first}: a member lacks version {base}, seal later"
             )));
         }
-        let version = version_of(&stats, token_epoch(target, &scope, file, stripe)?).ok_or_else(|| {
+        let version = version_of(&stats, token_epoch(&acting, file, stripe)?).ok_or_else(|| {
             Error::unavailable(format!("seal of stripe {first}: a version is in doubt, seal later"))
         })?;
+        assert!(version > base, "a seal's version is above the one that it replaces");
+        assert!(!version.counter().is_multiple_of(2), "even versions are those of writers");
         let data = usize::from(scope.scheme.data);
         let sealed = self.fold(&acting, data, version, base, first).await;
         self.env.tasks.crash_point(crash_points::SEAL_FOLDED);
@@ -224,8 +131,8 @@ impl StorageNode {
             if acting.group().members[i].state != MemberState::Current {
                 return Box::pin(self.fold_lost(acting, base, nth(first, i)));
             }
-            let place = place(acting, i);
-            self.ask(place.target, SealCell { place, cell: nth(first, i), version }, Vec::new())
+            let place = acting.place_of(i);
+            self.calls.ask(place.target, SealCell { place, cell: nth(first, i), version }, Vec::new())
         };
         join_all((0..data).map(fold).collect()).await.into_iter().collect()
     }
@@ -233,13 +140,13 @@ impl StorageNode {
     /// The new base that a missing data target would fold: its base decoded, its overlays from the own log.
     async fn fold_lost(&self, acting: &Acting, base: Version, cell: CellId) -> Result<(SealedCell, Bytes)> {
         let absent = Acting { position: usize::from(cell.index), ..acting.clone() };
-        let decoded = self.decode_from_peers(&absent, cell).await?;
+        let decoded = self.rebuilder.decode_from_peers(&absent, cell).await?;
         let found = decoded.as_ref().map_or(Version(0), |d| d.version);
         if found != base {
             return Err(Error::unavailable(format!("cell {cell}: version {base} is in doubt, seal later")));
         }
         let (bytes, after) = decoded.map_or((Bytes::new(), Seq(0)), |d| (d.bytes, d.folded_seq));
-        let store = acting.target.store.clone();
+        let store = acting.store.clone();
         let (bytes, folded_seq) =
             self.env.tasks.blocking(move || merge_log(&store, cell, bytes, after)).await?;
         let block_crcs = block_crcs(&bytes, CHECKSUM_BLOCK as usize);
@@ -262,6 +169,7 @@ impl StorageNode {
             }
         }
         let scheme = acting.scope.scheme;
+        assert_eq!(cells.len(), usize::from(scheme.data), "parity covers every data cell of the stripe");
         let buffers = self.env.buffers.clone();
         let parity = self
             .env
@@ -286,7 +194,7 @@ impl StorageNode {
             .enumerate()
             .filter(|(i, _)| missing & (1 << (data + i)) == 0)
             .map(|(i, (bytes, block_crcs))| {
-                let place = place(acting, data + i);
+                let place = acting.place_of(data + i);
                 let request = WriteFragment {
                     place,
                     cell: nth(first, data + i),
@@ -296,7 +204,7 @@ impl StorageNode {
                     folded_seqs: folded_seqs.clone(),
                     block_crcs,
                 };
-                self.ask(place.target, request, if bytes.is_empty() { Vec::new() } else { vec![bytes] })
+                self.calls.ask(place.target, request, if bytes.is_empty() { Vec::new() } else { vec![bytes] })
             })
             .collect();
         join_all(calls).await.into_iter().try_for_each(|r| r.map(|_| ()))
@@ -311,10 +219,16 @@ impl StorageNode {
         stripe: u64,
     ) -> Result<()> {
         let commit = |i: usize| {
-            let place = place(acting, i);
+            let place = acting.place_of(i);
             let cell = CellId { file, stripe, index: i as u8 };
-            self.ask(place.target, CommitStripe { place, cell, version, token_epoch: UNFENCED }, Vec::new())
+            self.calls.ask(
+                place.target,
+                CommitStripe { place, cell, version, token_epoch: UNFENCED },
+                Vec::new(),
+            )
         };
+        let leads = acting.state() == MemberState::Current;
+        assert!(leads, "the leader of a seal takes part in it: it commits last");
         let others = participants(acting.group()).into_iter().filter(|i| *i != acting.position);
         let (mut committed, mut first_problem) = (false, None);
         for outcome in join_all(others.map(commit).collect()).await {
@@ -338,8 +252,8 @@ impl StorageNode {
         let calls = participants(acting.group())
             .into_iter()
             .map(|i| {
-                let place = place(acting, i);
-                self.ask(
+                let place = acting.place_of(i);
+                self.calls.ask(
                     place.target,
                     DropPrepared { place, cell: nth(first, i), version, token_epoch: UNFENCED },
                     Vec::new(),
@@ -356,8 +270,8 @@ impl StorageNode {
         let calls = participants(acting.group())
             .into_iter()
             .map(|i| {
-                let place = place(acting, i);
-                self.ask(
+                let place = acting.place_of(i);
+                self.calls.ask(
                     place.target,
                     StatCell { place, cell: CellId { file, stripe, index: i as u8 } },
                     Vec::new(),
@@ -366,80 +280,11 @@ impl StorageNode {
             .collect();
         join_all(calls).await.into_iter().map(|r| r.map(|(stat, _)| stat)).collect()
     }
-
-    /// Settles versions that seals left in doubt on this target: after a start, and at an interval.
-    pub(crate) async fn settle(&self, target: &Arc<Target>) -> Result<()> {
-        for (cell, version, absent) in target.store.seals_in_doubt()? {
-            if let Err(e) = self.settle_one(target, cell, version, absent).await {
-                tracing::debug!(%cell, "settle a version in doubt: {e}");
-            }
-        }
-        Ok(())
-    }
-    async fn settle_one(
-        &self,
-        target: &Arc<Target>,
-        cell: CellId,
-        version: Version,
-        absent: MissingMask,
-    ) -> Result<()> {
-        let Some(header) = target.store.header(cell)? else { return Ok(()) };
-        let map = self.peers.map();
-        let Some(group) = map.group(header.group) else { return Ok(()) };
-        let Some(position) = group.members.iter().position(|m| m.target == target.store.target) else {
-            return Ok(());
-        };
-        let scope = Scope::at(group, position);
-        if header.epoch < scope.lost_at {
-            return Ok(()); // of an older copy of this target: repair drops it
-        }
-        let acting = Acting { target: target.clone(), scope, map: map.clone(), position };
-        let mut answers: Vec<Option<CellStat>> = vec![None; group.members.len()];
-        let stats = self.stat_all(&acting, cell.file, cell.stripe).await;
-        for (member, stat) in participants(group).into_iter().zip(stats) {
-            answers[member] = stat.ok();
-        }
-        // The seal of that version was committed without this member, which prepared too late and may have
-        // folded other overlays.
-        let went_on = |s: &CellStat| s.base == version && s.missing & (1 << position) != 0;
-        if answers.iter().flatten().any(went_on) {
-            let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
-            return target.store.durable(seq).await;
-        }
-        let data = usize::from(group.scheme.data);
-        let verdict = resolve(version, absent, scope.current, &answers, data);
-        let leads = seal_leader(group) == Some(position);
-        let certain = answers.iter().flatten().any(|s| s.base == version);
-        match verdict {
-            InDoubt::Commit if leads => {
-                self.commit_everywhere(&acting, version, cell.file, cell.stripe).await
-            }
-            InDoubt::Drop if leads => {
-                self.drop_everywhere(&acting, version, cell).await;
-                Ok(())
-            }
-            InDoubt::Commit if certain || is_settled_by_all(group, map.level) => {
-                let seq = target.store.commit_stripe(&scope, cell, version, UNFENCED)?;
-                target.store.durable(seq).await
-            }
-            InDoubt::Drop if is_settled_by_all(group, map.level) => {
-                let seq = target.store.drop_prepared(&scope, cell, version, UNFENCED)?;
-                target.store.durable(seq).await
-            }
-            // This target does not lead the seal: it follows only a certain verdict.
-            _ => Ok(()),
-        }
-    }
 }
 
 /// Another fragment of a cell's stripe.
 fn nth(of: CellId, index: usize) -> CellId {
     CellId { index: index as u8, ..of }
-}
-
-fn place(acting: &Acting, position: usize) -> Place {
-    let group = acting.group();
-    Place { target: group.members[position].target, group: group.id, epoch: group.epoch }
 }
 
 /// A cell's base with the overlays above `after` that the log here holds, and the number of the last one.
@@ -473,22 +318,11 @@ fn merge_log(store: &Store, cell: CellId, base: Bytes, after: Seq) -> Result<(By
     }
 }
 
-/// Bytes and number of a stripe's overlays that are mirrored here.
-fn overlays_of(target: &Target, scope: &Scope, file: FileId, stripe: u64) -> Result<(u64, u64)> {
-    let mut sum = (0, 0);
-    for index in 0..scope.scheme.data {
-        if let Some(h) = target.store.header(CellId { file, stripe, index })? {
-            sum = (sum.0 + h.overlay_bytes, sum.1 + h.overlay_count);
-        }
-    }
-    Ok(sum)
-}
-
 /// The newest token epoch of the stripe's overlays: the seal uses it, so that a fence stops the seal too.
-fn token_epoch(target: &Target, scope: &Scope, file: FileId, stripe: u64) -> Result<u32> {
+fn token_epoch(acting: &Acting, file: FileId, stripe: u64) -> Result<u32> {
     let mut newest = 0;
-    for index in 0..scope.scheme.data {
-        newest = newest.max(target.store.newest_token_epoch(CellId { file, stripe, index })?);
+    for index in 0..acting.scope.scheme.data {
+        newest = newest.max(acting.store.index().newest_token_epoch(CellId { file, stripe, index })?);
     }
     Ok(newest)
 }

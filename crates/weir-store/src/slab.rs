@@ -14,12 +14,14 @@ use crate::traffic::Traffic;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use sync::Slab;
 use weir_env::{Buf, BufferPool, Disk, File, OpenMode, Space, Tasks};
 use weir_kv::CommitSeq;
 use weir_proto::{Error, Result, TargetId};
 use weir_watch::Watch;
+
+mod sync;
 
 /// Idle steps kept for the next writes instead of being returned to the file system.
 const IDLE_STEPS_KEPT: usize = 2;
@@ -64,36 +66,6 @@ pub struct Slabs {
     traffic: Option<Arc<Traffic>>,
 }
 
-struct Slab {
-    file: Arc<dyn File>,
-    /// The same file through the page cache; opened on first use.
-    cached: OnceLock<Arc<dyn File>>,
-    group: Mutex<SyncGroup>,
-    done: Condvar,
-}
-
-/// Tickets of writers: a sync covers all tickets issued before it began.
-#[derive(Default)]
-struct SyncGroup {
-    tickets: u64,
-    synced: u64,
-    running: bool,
-    /// A sync is queued for another thread. Only those that hold no thread wait for its begin.
-    queued: bool,
-    /// A sync failed, and so does every later one.
-    failed: Option<String>,
-    /// What waits for the end of the running sync without a thread.
-    waiting: Vec<Waker>,
-}
-
-/// The state of the sync for a ticket.
-enum Turn {
-    Synced,
-    Running,
-    /// It needs a sync, and none is running.
-    Free,
-}
-
 struct SpaceState {
     map: FreeMap,
     /// Extents whose drop is committed, oldest first, with the reads that may still use them.
@@ -110,7 +82,8 @@ pub struct ReadGuard {
 }
 impl Drop for ReadGuard {
     fn drop(&mut self) {
-        lock(&self.slabs.space).reads.remove(&self.number);
+        let known = lock(&self.slabs.space).reads.remove(&self.number);
+        assert!(known.is_some(), "a read ended that had not begun: its extents may have been reused");
     }
 }
 
@@ -187,6 +160,7 @@ impl Slabs {
             return Ok(Extent::default());
         }
         let extent = self.take(data.len() as u32, durable, purpose)?;
+        assert!(data.len() <= extent.len as usize, "bytes would be written beyond their extent");
         self.write(extent, data).inspect_err(|_| self.forget(extent))?;
         Ok(extent)
     }
@@ -383,6 +357,7 @@ impl Slabs {
     fn write_now(&self, extent: Extent, data: &[u8]) -> Result<()> {
         let slab = self.slab(self.geometry.slab_of(extent.addr), false)?;
         let at = self.geometry.offset_in_slab(extent.addr);
+        assert!(at + u64::from(extent.len) <= self.geometry.slab_bytes, "an extent ends beyond its slab");
         let whole = data.len() - data.len() % UNIT_BYTES as usize;
         let aligned = (data.as_ptr() as usize).is_multiple_of(UNIT_BYTES as usize);
         let written = if aligned && whole == data.len() {
@@ -438,8 +413,7 @@ impl Slabs {
             Ok(file)
         };
         let file = open().map_err(|e| Error::from_io(format_args!("open {}", path.display()), &e))?;
-        let slab =
-            Arc::new(Slab { file, cached: OnceLock::new(), group: Mutex::default(), done: Condvar::new() });
+        let slab = Arc::new(Slab::new(file));
         files.insert(number, slab.clone());
         Ok(slab)
     }
@@ -502,134 +476,11 @@ impl SpaceState {
             }
             let (_, _, extents) = self.dropped.pop_front().expect("just seen");
             for extent in extents {
-                self.dropped_bytes -= u64::from(extent.len);
+                let len = u64::from(extent.len);
+                assert!(len <= self.dropped_bytes, "an extent is freed that no commit dropped");
+                self.dropped_bytes -= len;
                 self.map.free(extent);
             }
-        }
-    }
-}
-
-impl Slab {
-    /// For a write that has ended.
-    fn ticket(&self) -> u64 {
-        let mut group = lock(&self.group);
-        group.tickets += 1;
-        group.tickets
-    }
-
-    /// Makes every write that ended before this call durable. Concurrent callers share a sync.
-    fn sync(&self, traffic: Option<&Traffic>) -> io::Result<()> {
-        self.sync_for(self.ticket(), traffic)
-    }
-
-    /// Returns when the write with this ticket is durable; blocks.
-    fn sync_for(&self, mine: u64, traffic: Option<&Traffic>) -> io::Result<()> {
-        let mut group = lock(&self.group);
-        loop {
-            match group.turn(mine)? {
-                Turn::Synced => return Ok(()),
-                Turn::Running => group = self.done.wait(group).unwrap_or_else(PoisonError::into_inner),
-                Turn::Free => {
-                    group.running = true;
-                    let covered = group.tickets;
-                    drop(group);
-                    self.sync_now(covered, traffic);
-                    group = lock(&self.group);
-                }
-            }
-        }
-    }
-
-    /// The same for a sync that was queued. A caller that blocks does not wait for that, so one of them may
-    /// have made the write durable before.
-    fn sync_queued(&self, mine: u64, traffic: Option<&Traffic>) -> io::Result<()> {
-        lock(&self.group).queued = false;
-        let synced = self.sync_for(mine, traffic);
-        let waiting = std::mem::take(&mut lock(&self.group).waiting);
-        waiting.into_iter().for_each(Waker::wake);
-        synced
-    }
-
-    /// True: the write with this ticket is durable. False: it needs a sync, which the caller makes, `here` or
-    /// as a queued one for which the others wait.
-    fn poll_turn(&self, mine: u64, cx: &Context<'_>, here: &mut bool) -> Poll<io::Result<bool>> {
-        let mut group = lock(&self.group);
-        match group.claim(mine, *here)? {
-            Turn::Synced => Poll::Ready(Ok(true)),
-            Turn::Free => Poll::Ready(Ok(false)),
-            Turn::Running => {
-                *here = false;
-                group.waiting.push(cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-
-    /// For the one that has set `running`.
-    fn sync_now(&self, covered: u64, traffic: Option<&Traffic>) {
-        let sync = || self.file.sync_data();
-        let synced = traffic.map_or_else(sync, |traffic| traffic.sync(sync));
-        let waiting = {
-            let mut group = lock(&self.group);
-            group.running = false;
-            match synced {
-                Ok(()) => group.synced = covered,
-                // Never retried: after a failed sync the contents of the disk are unknown.
-                Err(e) => group.failed = Some(e.to_string()),
-            }
-            std::mem::take(&mut group.waiting)
-        };
-        self.done.notify_all();
-        waiting.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl SyncGroup {
-    fn turn(&self, mine: u64) -> io::Result<Turn> {
-        if let Some(why) = &self.failed {
-            return Err(io::Error::other(why.clone()));
-        }
-        Ok(match self.synced >= mine {
-            true => Turn::Synced,
-            false if self.running => Turn::Running,
-            false => Turn::Free,
-        })
-    }
-
-    /// The same for a caller that holds no thread while it waits: of several that need a sync, the first one
-    /// makes it (`here`) or queues it.
-    fn claim(&mut self, mine: u64, here: bool) -> io::Result<Turn> {
-        Ok(match self.turn(mine)? {
-            Turn::Free if self.queued => Turn::Running,
-            Turn::Free => {
-                self.queued = !here;
-                Turn::Free
-            }
-            turn => turn,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sync_covers_what_was_written_before_it_and_no_more() {
-        let mut group = SyncGroup { tickets: 2, ..SyncGroup::default() };
-        assert!(matches!(group.turn(1), Ok(Turn::Free)));
-        group.running = true;
-        assert!(matches!(group.turn(2), Ok(Turn::Running)), "one sync at a time");
-        (group.synced, group.running) = (2, false);
-        assert!(matches!(group.turn(2), Ok(Turn::Synced)));
-        assert!(matches!(group.turn(3), Ok(Turn::Free)), "written while the sync ran");
-        assert!(matches!(group.claim(3, true), Ok(Turn::Free)), "made here");
-        assert!(matches!(group.claim(3, false), Ok(Turn::Free)), "queued");
-        assert!(matches!(group.claim(3, false), Ok(Turn::Running)), "one queues it for all");
-        assert!(matches!(group.turn(3), Ok(Turn::Free)), "who blocks waits for no queue");
-        group.failed = Some("the disk".into());
-        for mine in [2, 3] {
-            assert!(group.turn(mine).is_err(), "after a failed sync nothing is known to be durable");
         }
     }
 }

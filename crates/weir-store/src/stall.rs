@@ -98,7 +98,8 @@ impl Drop for UnderWay {
         if let Some(place) = self.place {
             self.disk.begun[place].store(0, SeqCst);
         }
-        self.disk.under_way.fetch_sub(1, SeqCst);
+        let before = self.disk.under_way.fetch_sub(1, SeqCst);
+        assert!(before > 0, "disk work ended that had not begun: a disk that hangs would not show");
     }
 }
 

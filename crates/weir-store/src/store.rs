@@ -10,33 +10,30 @@ use crate::cells::{self, Delta, Scope};
 use crate::crash_points;
 use crate::entries::get;
 use crate::format::*;
+use crate::index::Index;
 use crate::lookup;
 use crate::read::{BadBlock, Plan};
-use crate::recent_map::RecentMap;
 use crate::slab::{Purpose, Slabs, available};
 use crate::spill::Spill;
 use crate::stall::{DiskWatch, UnderWay};
 use bytes::Bytes;
-use std::collections::{BTreeMap, BTreeSet};
+use damaged::Damaged;
+use fragments::GivenUp;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use weir_env::{BufferPool, Env, File, OpenMode, Pace, Space};
-use weir_kv::{CommitSeq, Scan, SharedKv, Txn};
+use weir_env::{Env, File, OpenMode, Pace, Space};
+use weir_kv::{CommitSeq, SharedKv, Txn};
 use weir_proto::coord::TargetReport;
 use weir_proto::data::*;
 use weir_proto::life::TargetLife;
-use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, PgId, Result, TargetId, Version};
+use weir_proto::{CellId, Epoch, Error, ErrorKind, FileId, Result, TargetId};
 
 /// Cells dropped, or searched for missing fragments, in one transaction.
 pub(crate) const DROP_BATCH: usize = 256;
 /// Entries of one listing.
 const LIST_MAX: u32 = 4096;
-/// Damaged blocks remembered one by one (so that a block is counted once, and for repair).
-const DAMAGE_REMEMBERED: usize = 65_536;
-/// Versions given up by their writers that are remembered.
-const ABORTED_MAX: usize = 8192;
 /// Longest duration of a small read in place, on a thread that has other work: a few times that of an NVMe
 /// disk.
 const READ_HERE_MAX: Duration = Duration::from_micros(300);
@@ -44,11 +41,17 @@ const READ_HERE_MAX: Duration = Duration::from_micros(300);
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
+mod damaged;
+mod fences;
 mod fragments;
+mod images;
 mod log;
+mod spilling;
+mod truncations;
 mod upkeep;
 
 pub use fragments::{FragmentWrite, Placed};
+pub(crate) use images::PLACE_LIST_MAX;
 pub use log::{INLINE_BYTES_MAX, OverlayWrite};
 
 pub struct Store {
@@ -56,16 +59,15 @@ pub struct Store {
     dir: PathBuf,
     env: Env,
     kv: SharedKv,
+    index: Index,
     slabs: Arc<Slabs>,
     counters: Counters,
     disk: Arc<DiskWatch>,
     /// Duration of small reads.
     read_pace: Pace,
     failed: OnceLock<Error>,
-    damaged: Mutex<BTreeSet<BadBlock>>,
-    /// Writers' versions that were dropped here: a writer never sends a version again after it gave it up,
-    /// but a late copy may arrive.
-    aborted: Mutex<RecentMap<(CellId, Version), (), ABORTED_MAX>>,
+    damaged: Damaged,
+    given_up: GivenUp,
     pub(crate) spill: Spill,
     _lock: Arc<dyn File>,
 }
@@ -113,22 +115,24 @@ impl Store {
             target,
             dir: dir.into(),
             env,
+            index: Index::new(kv.clone()),
             kv,
             slabs: Arc::new(slabs),
             counters,
             disk,
             read_pace: Pace::new(READ_HERE_MAX),
             failed: OnceLock::new(),
-            damaged: Mutex::default(),
-            aborted: Mutex::default(),
+            damaged: Damaged::default(),
+            given_up: GivenUp::default(),
             spill: Spill::default(),
             _lock: lock,
         })
     }
 
-    // ---- fragments
-
-    // ---- overlays
+    /// For reads of its entries of cells, files and groups.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
 
     // ---- reading
 
@@ -206,25 +210,6 @@ impl Store {
         Ok(stat.expect("a read that succeeds has an answer"))
     }
 
-    /// The prepared versions of a cell, as recorded.
-    pub fn prepared(&self, cell: CellId) -> Result<Vec<Fragment>> {
-        let mut found = Vec::new();
-        self.kv.read(&mut |r| {
-            found = cells::prepared(r, cell)?;
-            Ok(())
-        })?;
-        Ok(found)
-    }
-    /// The header of a cell.
-    pub fn header(&self, cell: CellId) -> Result<Option<Header>> {
-        let mut found = None;
-        self.kv.read(&mut |r| {
-            found = get(r, &header_key(cell))?;
-            Ok(())
-        })?;
-        Ok(found)
-    }
-
     // ---- the target as a whole
 
     pub fn dir(&self) -> &Path {
@@ -280,14 +265,6 @@ impl Store {
             overlay_bytes_written: self.counters.overlay_bytes_written.load(Relaxed),
         }
     }
-    pub fn known_epoch(&self, group: PgId) -> Result<Epoch> {
-        let mut epoch = Epoch(0);
-        self.kv.read(&mut |r| {
-            epoch = cells::known_epoch(r, group)?;
-            Ok(())
-        })?;
-        Ok(epoch)
-    }
     /// Waits until the commit is on the disk.
     pub async fn durable(&self, seq: CommitSeq) -> Result<()> {
         if seq <= self.kv.durable() {
@@ -329,24 +306,8 @@ impl Store {
     pub(crate) fn crash_point(&self, point: &'static str) {
         self.env.tasks.crash_point(point);
     }
-    pub(crate) fn kv(&self) -> &SharedKv {
-        &self.kv
-    }
-    pub(crate) fn buffers(&self) -> &BufferPool {
-        &self.env.buffers
-    }
-    pub(crate) fn begin_read(&self) -> crate::slab::ReadGuard {
-        self.slabs.begin_read()
-    }
-    pub(crate) fn read_extent(&self, extent: Extent, len: u32) -> Result<Bytes> {
-        Ok(self.slabs.read(extent, 0, len)?.freeze())
-    }
-    /// Frees bytes that no entry names.
-    pub(crate) fn forget_extent(&self, extent: Extent) {
-        self.slabs.forget(extent);
-    }
     /// For upkeep; [`Self::store_new`] is for clients.
-    pub(crate) fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
+    fn store_bytes(&self, data: &[u8]) -> Result<Extent> {
         self.store_for(Purpose::Upkeep, data)
     }
     fn store_new(&self, data: &[u8]) -> Result<Extent> {
@@ -358,14 +319,14 @@ impl Store {
         stored
     }
     /// See [`cells::forget_lost`].
-    pub(crate) fn forget_lost(&self, scope: &Scope, cell: CellId) -> Result<()> {
+    fn forget_lost(&self, scope: &Scope, cell: CellId) -> Result<()> {
         if scope.lost_at == Epoch(0) {
             return Ok(());
         }
         self.change(&mut |txn, delta| cells::forget_lost(txn, scope, cell, delta)).map(drop)
     }
     /// Commits a change that names `extent`; if the change is refused the extent is forgotten.
-    pub(crate) fn commit_bytes(
+    fn commit_bytes(
         &self,
         extent: Extent,
         body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
@@ -382,10 +343,7 @@ impl Store {
     ) -> Result<CommitSeq> {
         self.change_more(body).inspect_err(|_| self.slabs.forget(extent))
     }
-    pub(crate) fn change(
-        &self,
-        body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>,
-    ) -> Result<CommitSeq> {
+    fn change(&self, body: &mut dyn FnMut(&mut dyn Txn, &mut Delta) -> Result<()>) -> Result<CommitSeq> {
         let seq = self.change_more(body)?;
         self.kv.flush_soon();
         Ok(seq)
@@ -424,24 +382,21 @@ impl Store {
         why
     }
     fn count_damage(&self, bad: Vec<BadBlock>) {
-        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = bad.into_iter().filter(|b| damaged.len() < DAMAGE_REMEMBERED && damaged.insert(*b)).count();
-        drop(damaged);
+        let new = self.damaged.note(bad);
         if new > 0 {
             tracing::warn!(target_id = %self.target, blocks = new, "blocks fail their checksum");
             self.add(DAMAGED_COUNT, new as i64);
         }
     }
-    fn settle_damage(&self, cell: CellId) -> Result<()> {
-        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = damaged.len();
-        damaged.retain(|b| b.cell != cell);
-        let settled = before - damaged.len();
-        drop(damaged);
+    /// Cells with blocks found damaged and not yet repaired.
+    pub fn damaged_cells(&self) -> Vec<CellId> {
+        self.damaged.cells().into_iter().collect()
+    }
+    fn settle_damage(&self, cell: CellId) {
+        let settled = self.damaged.settle(cell);
         if settled > 0 {
             self.add(REPAIRED_COUNT, settled as i64);
         }
-        Ok(())
     }
     fn add(&self, key: &[u8], n: i64) {
         let _ = self.change(&mut |txn, _| {

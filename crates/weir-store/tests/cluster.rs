@@ -543,7 +543,7 @@ async fn fill(world: &Arc<World>, stripe: u64, victim: TargetId, home: &[Vec<u8>
             cell: cell(stripe, position),
             version: Version::new(token_epoch, FILL_COUNTER),
             mode: WriteMode::Fill,
-            missing: weir_store::service::down_mask(&world.map().groups[0]),
+            missing: weir_store::group::down_mask(&world.map().groups[0]),
             folded_seqs: vec![],
             block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
         };

@@ -108,7 +108,7 @@ type Model = Arc<Mutex<Vec<Cell>>>;
 async fn writer(env: Env, store: Arc<Store>, n: usize, seed: u64, model: Model) {
     let below = |bound: u64| env.rng.below(bound);
     // Of each truncation, and of writes after it. Writes of an earlier run are older.
-    let mut token = store.newest_token_epoch(cell(n)).unwrap().max(1);
+    let mut token = store.index().newest_token_epoch(cell(n)).unwrap().max(1);
     loop {
         let newest = store.stat_cell(&SCOPE, cell(n)).unwrap();
         let top = newest.prepared.iter().copied().fold(newest.base, Version::max);
@@ -313,8 +313,8 @@ fn fences_are_listed_in_pages_taken_over_and_only_rise() {
         assert_eq!(pages, 4);
         for n in 0..10 {
             let fence = if n == 3 { 90 } else { 5 + n as u32 };
-            assert!(to.check_fence(cell(n).file, fence).is_ok(), "file {n}");
-            assert!(to.check_fence(cell(n).file, fence - 1).is_err(), "file {n}");
+            assert!(to.index().check_fence(cell(n).file, fence).is_ok(), "file {n}");
+            assert!(to.index().check_fence(cell(n).file, fence - 1).is_err(), "file {n}");
         }
         // A listing raises the epoch: requests under a lower one are refused from then on.
         assert!(from.list_cells(SCOPE.group, None, Epoch(0), Epoch(SCOPE.epoch.0 - 1), 10).is_err());

@@ -212,7 +212,7 @@ proptest! {
                         model[c as usize] = folded;
                         overlaid[c as usize] = false;
                         store.commit_stripe(&SCOPE, id(c), Version::new(token, version), UNFENCED).unwrap();
-                        prop_assert_eq!(store.header(id(c)).unwrap().unwrap().overlay_count, 0);
+                        prop_assert_eq!(store.index().header(id(c)).unwrap().unwrap().overlay_count, 0);
                     }
                 }
                 Op::DropFile { cell: c, to_stripe } => {
@@ -477,7 +477,7 @@ fn a_truncation_drops_older_bytes_and_is_remembered() {
         assert_eq!(of(reported(0)), [(5, 3), (9, 4)]);
         store.drop_file(old.file, format::Truncation::to_end(0, FENCE_GONE), &[]).unwrap();
         assert_eq!(of(reported(0)), [(0, FENCE_GONE)], "one that covers others takes their place");
-        assert_eq!(reported(store.newest_truncation().unwrap()), []);
+        assert_eq!(reported(store.index().newest_truncation().unwrap()), []);
         let higher = GroupAt { group: SCOPE.group, epoch: Epoch(6) };
         store.list_truncations(0, &[higher], 10).unwrap();
         let lower = GroupAt { group: SCOPE.group, epoch: Epoch(5) };
@@ -485,9 +485,9 @@ fn a_truncation_drops_older_bytes_and_is_remembered() {
             store.drop_file(old.file, format::Truncation::to_end(0, FENCE_GONE), &[lower]).unwrap_err().kind,
             ErrorKind::Stale
         );
-        store.forget_truncations(store.newest_truncation().unwrap()).unwrap();
+        store.forget_truncations(store.index().newest_truncation().unwrap()).unwrap();
         assert_eq!(reported(0), []);
-        assert_eq!(store.newest_truncation().unwrap(), 3, "numbers only grow");
+        assert_eq!(store.index().newest_truncation().unwrap(), 3, "numbers only grow");
     });
 }
 

@@ -85,6 +85,8 @@ impl Walk<'_> {
         len: u64,
         parts: Vec<Bytes>,
     ) -> std::result::Result<(), Trouble> {
+        let read: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        assert_eq!(read, len, "a part of a backup is as long as its range");
         let zeros = parts.iter().all(|part| part.iter().all(|b| *b == 0));
         match zeros && self.job.home.traits().holes {
             true => writer.zero(at..at + len).await?,

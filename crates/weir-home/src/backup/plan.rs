@@ -114,7 +114,13 @@ pub fn plan(names: &BTreeSet<TreeName>, snapshots: &BTreeSet<Date>, now: Date) -
         TreeName::Whole(_) | TreeName::Incomplete(_) => false,
     };
     let remove = names.iter().filter(is_left_over).copied().collect();
-    let needed = |of: &&Date| Some(**of) != base.and_then(|base| base.made()) && **of != date;
+    let base_date = base.and_then(|base| base.made());
+    let needed = |of: &&Date| Some(**of) != base_date && **of != date;
+    assert!(base_date.is_none_or(|of| of < date), "unchanged files are linked to an earlier tree");
+    assert!(
+        base.is_none_or(|base| !is_left_over(&&base)),
+        "the tree that files are linked to would be removed"
+    );
     let drop_snapshots = snapshots.iter().filter(needed).copied().collect();
     Plan { date, goes_on: begun.is_some(), base, remove, drop_snapshots }
 }

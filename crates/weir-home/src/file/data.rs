@@ -260,7 +260,9 @@ fn write_all(fd: impl AsFd, offset: u64, parts: &[Bytes]) -> rustix::io::Result<
             Err(e) => return Err(e),
         }
     }
-    Ok(at - offset)
+    let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    assert_eq!(at - offset, len, "a write at home ended before all bytes were written, without an error");
+    Ok(len)
 }
 
 fn write_zeros(fd: impl AsFd, range: &Range<u64>) -> rustix::io::Result<()> {

@@ -5,7 +5,7 @@
 //! when it is durable at home.
 use super::names::{attrs_of, expect, make_again};
 use super::{Done, Relation, Shared, lock, reported};
-use crate::tuner::{self, FILE_WORK};
+use crate::tuner;
 use crate::{Fingerprint, HomePath, HomeWriter};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -94,10 +94,7 @@ impl Shared {
                 .for_each(|d| d.outcome = reported.clone());
         }
         self.report_all(relation, &mut unsynced);
-        relation.meter.busy.fetch_sub(1, Relaxed);
-        relation.meter.files.fetch_add(1, Relaxed);
-        relation.meter.file_work.fetch_add(FILE_WORK, Relaxed);
-        relation.meter.file_us.fetch_add(self.env.clock.now().since(begun).as_micros() as u64, Relaxed);
+        relation.meter.file_ended(self.env.clock.now().since(begun));
     }
 
     fn report_all(&self, relation: &Relation, done: &mut Vec<ExtentDone>) {
@@ -163,7 +160,15 @@ impl Shared {
                 ahead.push_back((at, len, permit, rx, self.env.clock.now()));
                 next += len;
             }
-            let Some((at, len, _permit, rx, asked)) = ahead.pop_front() else { return Ok(sums) };
+            let Some((at, len, _permit, rx, asked)) = ahead.pop_front() else {
+                let blocks = item.len.div_ceil(RECEIPT_BLOCK);
+                assert_eq!(
+                    sums.len() as u64,
+                    blocks,
+                    "a receipt has a checksum for each block that was shipped"
+                );
+                return Ok(sums);
+            };
             let begun = self.env.clock.now();
             let parts = match rx.await {
                 Ok(Ok(parts)) => parts,

@@ -18,6 +18,7 @@ impl Shared {
             })
             .collect();
         let outcomes = join_all(calls).await;
+        assert_eq!(outcomes.len(), names.len(), "a change of a name at home has no outcome");
         let settled = relation.home.settle().await;
         for (work, outcome) in names.iter().zip(outcomes) {
             let outcome = match (outcome, &settled) {
@@ -138,6 +139,7 @@ pub(crate) async fn join_all<T, F: Future<Output = T>>(calls: Vec<F>) -> Vec<T> 
         if waits {
             return std::task::Poll::Pending;
         }
+        assert!(calls.iter().all(|(_, out)| out.is_some()), "a call has no result though all have ended");
         std::task::Poll::Ready(calls.iter_mut().filter_map(|(_, out)| out.take()).collect())
     })
     .await

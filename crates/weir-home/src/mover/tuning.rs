@@ -1,7 +1,7 @@
 //! The tuning of a mover by measurement: how long its streams read and write, and what limits them.
 use super::{Relation, Shared, lock};
 use crate::Home;
-use crate::tuner::{self, TimeOf};
+use crate::tuner::{self, FILE_WORK, TimeOf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
@@ -52,6 +52,7 @@ impl Shared {
             self.env.clock.sleep(tuner::measure_for(files / count.max(1))).await;
             let (bytes, work, now) =
                 (meter.bytes.load(Relaxed), meter.file_work.load(Relaxed), self.env.clock.now());
+            assert!(bytes >= last.0 && work >= last.1, "a meter of a mover went back: rates would be absurd");
             let seconds = now.since(since).as_secs_f64().max(0.001);
             let rate = |n: u64| n as f64 / seconds;
             let (bytes_per_s, work_per_s) = (rate(bytes - last.0), rate(bytes - last.0 + work - last.1));
@@ -95,6 +96,14 @@ impl Shared {
 }
 
 impl Meter {
+    /// A file was written, or given up.
+    pub(super) fn file_ended(&self, took: Duration) {
+        let busy = self.busy.fetch_sub(1, Relaxed);
+        assert!(busy > 0, "a stream ended that had not begun");
+        self.files.fetch_add(1, Relaxed);
+        self.file_work.fetch_add(FILE_WORK, Relaxed);
+        self.file_us.fetch_add(took.as_micros() as u64, Relaxed);
+    }
     fn time(&self) -> TimeOf {
         let of = |us: &AtomicU64| Duration::from_micros(us.load(Relaxed));
         TimeOf {

@@ -200,6 +200,7 @@ impl Open {
             self.send_pending(state)?;
         }
         let pending = state.pending.get_or_insert_with(|| Pending { range: at..at, bytes: Vec::new() });
+        assert_eq!(pending.range.end, at, "the bytes of a part are sent in their order");
         pending.range.end += bytes.len() as u64;
         pending.bytes.push(bytes);
         Ok(())
@@ -210,6 +211,7 @@ impl Open {
         let Some(pending) = &state.pending else { return Ok(()) };
         let (number, part) = self.part(pending.range.start)?;
         let range = pending.range.clone();
+        assert!(!range.is_empty() && range.end <= part.end, "pending bytes are in one part of the upload");
         let sent = state.parts.get(&number).map_or(0, |(_, size)| *size);
         if sent > 0 && (range.start > part.start || range.end < part.start + sent) {
             // A part that was sent cannot be read back before the upload completes.
@@ -226,6 +228,7 @@ impl Open {
     }
 
     fn put_part(&self, state: &mut State, number: u16, body: &[Bytes]) -> Outcome<()> {
+        assert!(state.upload.is_some(), "a part is sent, and no upload has begun");
         let upload = state.upload.as_deref().unwrap_or_default();
         let etag = self.inner.client.put_part(&self.key, upload, number, body).map_err(self.failed())?;
         state.parts.insert(number, (etag, body.iter().map(|b| b.len() as u64).sum()));
@@ -303,6 +306,7 @@ impl Open {
 
     /// Fills a part without new data: copied by the service if it can.
     fn fill_part(&self, state: &mut State, number: u16, range: Range<u64>) -> Outcome<()> {
+        assert!(!state.parts.contains_key(&number), "old bytes would replace a part that was sent");
         let touched =
             state.pending.as_ref().is_some_and(|p| p.range.start < range.end && range.start < p.range.end);
         let is_copied = !touched && range.end <= state.base.size && range.end - range.start >= PART_BYTES_MIN;
@@ -318,6 +322,8 @@ impl Open {
     }
 
     fn put_whole(&self, state: &mut State, size: u64) -> Outcome<()> {
+        let is_alone = state.upload.is_none() && state.parts.is_empty();
+        assert!(is_alone, "a file is stored in one request while parts of it are sent");
         let body = self.bytes(state, 0..size)?;
         let ask = Ask::default()
             .meta(&state.meta)?

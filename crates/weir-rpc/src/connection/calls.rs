@@ -114,7 +114,8 @@ impl Inner {
         }
         calls.next += 1;
         let id = calls.next;
-        calls.waiting.insert(id, tx);
+        let before = calls.waiting.insert(id, tx);
+        assert!(before.is_none(), "two calls have one id: one would get the other's answer");
         Ok((id, rx))
     }
 

@@ -258,6 +258,7 @@ impl Job {
     fn leave(&self) -> (bool, bool) {
         self.inner.counts.serving.add(-1);
         let mut served = lock(&self.inner.served);
+        assert!(served.count > 0, "a request ended that had not begun");
         served.count -= 1;
         (served.waited_for.remove(&self.request.call), served.count > INLINE_CALLS_MAX)
     }

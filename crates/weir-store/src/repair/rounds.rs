@@ -1,14 +1,13 @@
 //! Which of a target's groups are repaired when: several in parallel, also places that come meanwhile, with a
 //! report to the coordinator of each that is done. How a group is repaired is in `repair.rs`.
-use crate::cells::Scope;
+use super::Repair;
+use crate::membership::Acting;
 use crate::peers::join_all;
-use crate::service::{Acting, StorageNode, Target};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
-use weir_proto::map::{Group, MemberState};
 use weir_proto::{Epoch, ErrorKind, PgId};
 
 /// Groups of a target repaired in parallel: most have missed little, so a group costs round trips rather than
@@ -58,32 +57,37 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl StorageNode {
-    /// Repairs every group in which a target of this node is behind, several in parallel. Returns the number
+impl Repair {
+    /// Whether the target has not failed.
+    pub fn is_usable(&self) -> bool {
+        self.members.store().usable().is_ok()
+    }
+
+    /// Repairs every group in which the target is behind, several in parallel. Returns the number
     /// of groups that caught up.
-    pub(crate) async fn repair_round(&self, target: &Arc<Target>) -> usize {
-        if self.behind(target).is_empty() {
+    pub async fn repair_round(&self) -> usize {
+        if self.members.behind().is_empty() {
             return 0;
         }
         let round = Round::default();
-        self.find_behind(target, &round).await;
-        let worker = |_| Box::pin(self.repair_worker(target, &round)) as BoxFuture<'_, ()>;
+        self.find_behind(&round).await;
+        let worker = |_| Box::pin(self.repair_worker(&round)) as BoxFuture<'_, ()>;
         join_all((0..GROUPS_AT_ONCE).map(worker).collect()).await;
         round.caught_up.into_inner()
     }
 
     /// Finds the groups to repair that the round does not have yet: places of lost targets come one by one.
-    async fn find_behind(&self, target: &Arc<Target>, round: &Round) {
+    async fn find_behind(&self, round: &Round) {
         let _one = round.search.lock().await;
-        let mut behind = self.behind(target);
+        let mut behind = self.members.behind();
         let now = self.env.clock.now();
         behind.retain(|acting| round.is_due(acting.scope.group, now));
         if behind.is_empty() || !lock(&round.todo).is_empty() {
             return;
         }
         // Fences first: those that are raised meanwhile are among the truncations.
-        self.take_fences(target, &mut behind).await;
-        let silent = self.learn_truncations(target, &behind).await;
+        self.parts.fences.take_fences(&mut behind).await;
+        let silent = self.parts.truncations.learn_truncations(&behind).await;
         behind.retain(|acting| !acting.group().members.iter().any(|m| silent.contains(&m.target)));
         behind.reverse(); // taken from the end
         lock(&round.taken).extend(behind.iter().map(|acting| (acting.scope.group, None)));
@@ -92,38 +96,38 @@ impl StorageNode {
 
     /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
     /// While another worker works, a worker without work waits for places that come.
-    async fn repair_worker(&self, target: &Arc<Target>, round: &Round) {
+    async fn repair_worker(&self, round: &Round) {
         loop {
-            let version = self.peers.map().version;
+            let version = self.members.map().version;
             if let Some(acting) = round.next() {
-                if self.repair_and_report(target, round, &acting).await
-                    && acting.group().members[acting.position].is_filled(acting.map.level)
-                    && let Some(rest) = self.filled_before(target, acting.scope.group).await
+                if self.repair_and_report(round, &acting).await
+                    && acting.is_filled()
+                    && let Some(rest) = self.filled_before(acting.scope.group).await
                 {
-                    self.repair_and_report(target, round, &rest).await;
+                    self.repair_and_report(round, &rest).await;
                 }
                 round.ended(acting.scope.group, self.env.clock.now());
                 continue;
             }
-            self.find_behind(target, round).await;
+            self.find_behind(round).await;
             if lock(&round.todo).is_empty() {
                 if !round.is_working() {
                     return;
                 }
-                if self.peers.wait_newer(version, AGAIN_AFTER).await.is_err() {
+                if self.members.peers().wait_newer(version, AGAIN_AFTER).await.is_err() {
                     self.env.clock.sleep(PAUSE).await;
                 }
             }
         }
     }
 
-    async fn repair_and_report(&self, target: &Arc<Target>, round: &Round, acting: &Acting) -> bool {
+    async fn repair_and_report(&self, round: &Round, acting: &Acting) -> bool {
         let group = acting.group();
         match self.repair_group(acting).await {
             Ok(()) => {
-                target.tails.note_group(group.id);
+                self.parts.agreement.note_copied(group.id);
                 lock(&round.repaired).push((group.id, group.epoch));
-                self.report_repaired(target, round).await;
+                self.report_repaired(round).await;
                 true
             }
             Err(e) => {
@@ -135,19 +139,20 @@ impl StorageNode {
 
     /// The place after it was filled: seals wait from now on, so what was written meanwhile is repaired at
     /// once. `None`: in the next round.
-    async fn filled_before(&self, target: &Arc<Target>, group: PgId) -> Option<Acting> {
-        let mut rest = self.behind(target);
-        rest.retain(|a| a.scope.group == group && !a.group().members[a.position].is_filled(a.map.level));
-        let silent = self.learn_truncations(target, &rest).await;
+    async fn filled_before(&self, group: PgId) -> Option<Acting> {
+        let mut rest = self.members.behind();
+        rest.retain(|a| a.scope.group == group && !a.is_filled());
+        let silent = self.parts.truncations.learn_truncations(&rest).await;
         rest.pop().filter(|a| !a.group().members.iter().any(|m| silent.contains(&m.target)))
     }
 
     /// Reports all groups that were repaired during the previous report: the coordinator makes one change of
     /// the map for all of them, and every change of the map goes to every node.
-    async fn report_repaired(&self, target: &Arc<Target>, round: &Round) {
+    async fn report_repaired(&self, round: &Round) {
         let _turn = round.report.lock().await;
         let repaired = std::mem::take(&mut *lock(&round.repaired));
-        let say = |(group, epoch): &(PgId, Epoch)| self.peers.caught_up(target.store.target, *group, *epoch);
+        let (peers, target) = (self.members.peers(), self.members.target());
+        let say = |(group, epoch): &(PgId, Epoch)| peers.caught_up(target, *group, *epoch);
         let answers = join_all(repaired.iter().map(say).collect()).await;
         for ((group, _), answer) in repaired.iter().zip(answers) {
             match answer {
@@ -155,24 +160,12 @@ impl StorageNode {
                 // The group has a new epoch: the next round checks again.
                 Err(e) if e.kind == ErrorKind::Stale => tracing::debug!(%group, "report a repair: {e}"),
                 Err(e) => {
-                    tracing::warn!(target_id = %target.store.target, %group, "report a repair: {e}");
+                    tracing::warn!(target_id = %target, %group, "report a repair: {e}");
                     // Without a coordinator further repairs cannot be reported.
                     let left = std::mem::take(&mut *lock(&round.todo));
                     left.iter().for_each(|a| round.ended(a.scope.group, self.env.clock.now()));
                 }
             }
         }
-    }
-
-    /// The places where the target is behind.
-    fn behind(&self, target: &Arc<Target>) -> Vec<Acting> {
-        let map = self.peers.map();
-        let place = |group: &Group| {
-            let position = group.members.iter().position(|m| m.target == target.store.target)?;
-            let (scope, map) = (Scope::at(group, position), map.clone());
-            let is_behind = group.members[position].state == MemberState::Behind;
-            is_behind.then(|| Acting { target: target.clone(), scope, map, position })
-        };
-        map.groups.iter().filter_map(place).collect()
     }
 }

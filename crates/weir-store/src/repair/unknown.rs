@@ -1,14 +1,15 @@
 //! Cells that a returning member has and no other member knows: written while it was the only one, or given
 //! up by their writer. They are dropped, once it is sure that no other member may still have them.
-use super::decode::too_few;
-use super::{LIST_LIMIT, StripeView, may_be_ahead};
+use super::Repair;
+use crate::group::too_few;
+use crate::membership::Acting;
 use crate::peers::join_all;
-use crate::service::{Acting, StorageNode};
+use crate::stripes::{LIST_LIMIT, StripeView, may_be_ahead};
 use std::collections::{BTreeMap, BTreeSet};
 use weir_proto::data::*;
 use weir_proto::{CellId, Epoch, FileId, Result, Seq};
 
-impl StorageNode {
+impl Repair {
     /// With fewer than k current members nothing can be rebuilt. But where targets went down one after the
     /// other (a site lost its power), the first of them have often missed nothing.
     pub(super) async fn check_nothing_was_written(
@@ -19,7 +20,8 @@ impl StorageNode {
     ) -> Result<()> {
         let mut after = None;
         loop {
-            let (lists, until) = self.list_peers(acting, peers, after, Epoch(since.0 + 1)).await?;
+            let (lists, until) =
+                self.parts.stripes.list_peers(acting, peers, after, Epoch(since.0 + 1)).await?;
             if lists.iter().flat_map(|l| &l.cells).any(|cell| cell.epoch > since) {
                 return Err(too_few(acting.group()));
             }
@@ -33,12 +35,12 @@ impl StorageNode {
     /// Drops versions that writers prepared here before this member was away, and that no current member has:
     /// they were dropped meanwhile. If any member had committed one, all would have it ([`HoldStripe`]).
     pub(super) async fn drop_aborted(&self, acting: &Acting, peers: &[usize]) -> Result<()> {
-        let store = &acting.target.store;
-        for (cell, version) in store.writers_prepared(acting.scope.group)? {
+        let store = &acting.store;
+        for (cell, version) in store.index().writers_prepared(acting.scope.group)? {
             if usize::from(cell.index) != acting.position {
                 continue;
             }
-            let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
+            let asked = peers.iter().map(|p| self.parts.rebuilder.stat_peer(acting, *p, cell)).collect();
             let stats = join_all(asked).await.into_iter().collect::<Result<Vec<_>>>()?;
             if !stats.iter().any(|s| s.base == version || s.prepared.contains(&version)) {
                 store.durable(store.drop_aborted(&acting.scope, cell, version)?).await?;
@@ -51,7 +53,7 @@ impl StorageNode {
     /// members: [`Self::drop_unknown`] skips all others. Listing raises the own store to the epoch, so none
     /// is added later. If there is none, the peers need not list all their cells.
     pub(super) fn may_have_more(&self, acting: &Acting, since: Epoch) -> Result<bool> {
-        let (store, group) = (&acting.target.store, acting.group());
+        let (store, group) = (&acting.store, acting.group());
         let mut after = None;
         loop {
             let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
@@ -72,7 +74,7 @@ impl StorageNode {
     pub(super) async fn drop_unknown(&self, acting: &Acting, peers: &[usize], since: Epoch) -> Result<()> {
         let mut after = None;
         loop {
-            let (known, until) = self.list_stripes(acting, peers, after, Epoch(0)).await?;
+            let (known, until) = self.parts.stripes.list_stripes(acting, peers, after, Epoch(0)).await?;
             self.drop_unknown_up_to(acting, peers, since, after, until, &known).await?;
             match until {
                 Some(cell) => after = Some(cell),
@@ -89,7 +91,7 @@ impl StorageNode {
         until: Option<CellId>,
         known: &BTreeMap<(FileId, u64), StripeView>,
     ) -> Result<()> {
-        let (store, group) = (&acting.target.store, acting.group());
+        let (store, group) = (&acting.store, acting.group());
         let mut checked: BTreeSet<(FileId, u64)> = BTreeSet::new();
         loop {
             let list = store.list_cells(group.id, after, Epoch(0), group.epoch, LIST_LIMIT)?;
@@ -112,7 +114,7 @@ impl StorageNode {
                         for index in 0..group.scheme.data {
                             view.logs.entry(index).or_insert_with(|| BTreeSet::from([(Seq(0), 0)]));
                         }
-                        self.repair_stripe(acting, stripe.0, stripe.1, &view).await?;
+                        self.parts.stripes.repair_stripe(acting, stripe.0, stripe.1, &view).await?;
                     }
                     // Written here after the peers were listed, or not comparable.
                     None if summary.epoch < group.epoch => {
@@ -128,8 +130,8 @@ impl StorageNode {
         }
     }
     async fn drop_if_unknown(&self, acting: &Acting, peers: &[usize], cell: CellId) -> Result<()> {
-        let (store, group) = (&acting.target.store, acting.group());
-        let asked = peers.iter().map(|p| self.stat_peer(acting, *p, cell)).collect();
+        let (store, group) = (&acting.store, acting.group());
+        let asked = peers.iter().map(|p| self.parts.rebuilder.stat_peer(acting, *p, cell)).collect();
         for stat in join_all(asked).await {
             if stat?.known {
                 return Ok(());

@@ -5,7 +5,7 @@
 //! A fragment is written in three steps: its bytes into a slab, a sync of the slab, its entry in the index.
 //! The steps are separate so that writes of several fragments share syncs without a thread for each.
 //! Invariant: the entry is made after the sync. Between the steps nothing names the extent: a crash leaks it.
-use super::{ABORTED_MAX, Store};
+use super::Store;
 use crate::alloc::Extent;
 use crate::cells::{self, Admission, Delta, Scope};
 use crate::crash_points;
@@ -16,11 +16,14 @@ use crate::recent_map::RecentMap;
 use crate::slab::Purpose;
 use bytes::Bytes;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use weir_kv::{CommitSeq, Read, Txn};
 use weir_proto::checksum::block_crcs;
 use weir_proto::data::*;
 use weir_proto::{CellId, Error, Result, Seq, Version};
+
+/// Versions given up by their writers that are remembered.
+const GIVEN_UP_MAX: usize = 8192;
 
 /// A version to write.
 pub struct FragmentWrite<'a> {
@@ -31,6 +34,20 @@ pub struct FragmentWrite<'a> {
     pub folded_seqs: &'a [Seq],
     pub block_crcs: &'a [u32],
     pub data: &'a [u8],
+}
+
+/// Writers' versions that were dropped here: a writer never sends a version again after it gave it up, but a
+/// late copy may arrive.
+#[derive(Default)]
+pub struct GivenUp(Mutex<RecentMap<(CellId, Version), (), GIVEN_UP_MAX>>);
+
+impl GivenUp {
+    fn has(&self, cell: CellId, version: Version) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(cell, version)).is_some()
+    }
+    fn note(&self, cell: CellId, version: Version) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).note((cell, version), ());
+    }
 }
 
 /// After the first step.
@@ -106,6 +123,8 @@ impl Store {
         write: &FragmentWrite<'_>,
         extent: Extent,
     ) -> Result<CommitSeq> {
+        let len = write.data.len();
+        assert!(len <= extent.len as usize, "a fragment is longer than the extent that it is entered with");
         let fragment = Fragment {
             version: write.version,
             epoch: scope.epoch,
@@ -143,15 +162,12 @@ impl Store {
         let FragmentWrite { cell, version, mode, .. } = *write;
         match mode {
             WriteMode::Fill => return cells::admit_fill(read, scope, cell, version, write.block_crcs),
-            WriteMode::Prepare if self.aborted().get(&(cell, version)).is_some() => {
+            WriteMode::Prepare if self.given_up.has(cell, version) => {
                 return Err(Error::stale(format!("cell {cell}: version {version} was given up")));
             }
             WriteMode::Fresh | WriteMode::Prepare | WriteMode::PrepareSeal => {}
         }
         cells::admit(read, cell, version, write.data, write.block_crcs)
-    }
-    pub(super) fn aborted(&self) -> MutexGuard<'_, RecentMap<(CellId, Version), (), ABORTED_MAX>> {
-        self.aborted.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// `token_epoch`: of the client that decided to commit.
     pub fn commit_stripe(
@@ -176,7 +192,7 @@ impl Store {
         token_epoch: u32,
     ) -> Result<CommitSeq> {
         self.decided(scope, cell, token_epoch, &mut |txn, delta| {
-            self.aborted().note((cell, version), ());
+            self.given_up.note(cell, version);
             cells::drop_prepared(txn, cell, version, delta)
         })
         .inspect(
@@ -230,6 +246,8 @@ impl Store {
             block_crcs.truncate(data.len().div_ceil(CHECKSUM_BLOCK as usize));
         }
         let fragment_bytes = data.len() as u32;
+        let blocks = data.len().div_ceil(CHECKSUM_BLOCK as usize);
+        assert_eq!(block_crcs.len(), blocks, "a folded cell has one checksum for each of its blocks");
         let extent = match base {
             Some(base) if unchanged => base.extent,
             _ => self.store_bytes(&data)?,
@@ -245,31 +263,33 @@ impl Store {
             folded_seqs: Vec::new(),
             block_crcs: block_crcs.clone(),
         };
-        let expected = base.map_or(Version(0), |b| b.version);
         let own = if base.is_some_and(|b| b.extent == extent) { Extent::default() } else { extent };
         let committed = self.commit_bytes_more(own, &mut |txn, delta| {
             cells::check_epoch(txn, scope.group, scope.epoch)?;
             cells::check_fence(txn, cell.file, version.token_epoch())?;
-            let present = get::<Fragment>(txn, &base_key(cell))?.map_or(Version(0), |b| b.version);
-            let folded_seq = get::<Header>(txn, &header_key(cell))?.map_or(Seq(0), |h| h.folded_seq);
-            if present != expected
-                || version <= present
-                || plan.header.as_ref().map_or(Seq(0), |h| h.folded_seq) != folded_seq
-            {
-                return Err(Error::stale(format!(
-                    "seal of cell {cell} at {version}: its base is now {present}"
-                )));
-            }
-            if plan.header.is_some() && txn.get(&header_key(cell))?.is_none() {
-                return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
-            }
-            cells::prepare(txn, scope, cell, &fragment, delta)?;
-            Ok(())
+            check_fold(txn, cell, version, &plan)?;
+            cells::prepare(txn, scope, cell, &fragment, delta)
         })?;
         let sealed = SealedCell { folded_seq: plan.seq, fragment_bytes, block_crcs };
         tracing::trace!(on = %self.target, %cell, %version, epoch = %scope.epoch, folded_seq = %plan.seq, "seal prepared");
         Ok((committed, sealed, vec![data]))
     }
+}
+
+/// Refuses a fold of a cell that has got another base, or was dropped, since it was read.
+fn check_fold(read: &dyn Read, cell: CellId, version: Version, folded: &Plan) -> Result<()> {
+    let expected = folded.base.as_ref().map_or(Version(0), |b| b.version);
+    let expected_seq = folded.header.as_ref().map_or(Seq(0), |h| h.folded_seq);
+    let present = get::<Fragment>(read, &base_key(cell))?.map_or(Version(0), |b| b.version);
+    let header = get::<Header>(read, &header_key(cell))?;
+    let folded_seq = header.as_ref().map_or(Seq(0), |h| h.folded_seq);
+    if present != expected || version <= present || expected_seq != folded_seq {
+        return Err(Error::stale(format!("seal of cell {cell} at {version}: its base is now {present}")));
+    }
+    if folded.header.is_some() && header.is_none() {
+        return Err(Error::stale(format!("seal of cell {cell}: it was dropped meanwhile")));
+    }
+    Ok(())
 }
 
 fn folded_seq_of(scope: &Scope, cell: CellId, folded_seqs: &[Seq]) -> Seq {

@@ -69,6 +69,7 @@ impl Store {
         let Some(first) = writes.first() else {
             return Err(Error::invalid("a write of overlays has at least one"));
         };
+        assert!(writes.iter().all(|write| write.cell == first.cell), "one record holds overlays of one cell");
         writes.iter().try_for_each(|write| check_overlay(scope, write))?;
         self.forget_lost(scope, first.cell)?;
         let extents = self.store_large(writes)?;
@@ -100,6 +101,7 @@ impl Store {
             Ok(())
         });
         let committed = committed.inspect_err(|_| extents.iter().for_each(|e| self.slabs.forget(*e)))?;
+        assert_eq!(outcomes.len(), writes.len(), "an overlay was committed without an outcome");
         for ((write, extent), outcome) in writes.iter().zip(&extents).zip(&outcomes) {
             self.note_appended(scope, numbering, write, *extent, *outcome);
         }
@@ -123,6 +125,7 @@ impl Store {
                 }
             }
         }
+        assert_eq!(extents.len(), writes.len(), "each overlay has its place, in a slab or in the journal");
         Ok(extents)
     }
     fn note_appended(

@@ -1,7 +1,17 @@
 //! Upkeep of a target: its cells group by group; under-replicated cells; installing and verifying for repair.
-use super::*;
+use super::{DROP_BATCH, FragmentWrite, INLINE_BYTES_MAX, Install, LIST_MAX, Store};
+use crate::alloc::Extent;
+use crate::cells::{self, Scope};
+use crate::entries::get;
+use crate::format::*;
+use crate::lookup;
 use crate::read::CELL_BYTES_MAX;
-use weir_proto::Seq;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use weir_kv::{CommitSeq, Scan};
+use weir_proto::data::*;
+use weir_proto::{CellId, Epoch, Error, PgId, Result, Seq, Version};
 
 impl Store {
     /// Drops one cell if its last write is older than `before` (repair: no other member has it).
@@ -13,21 +23,6 @@ impl Store {
             }
             _ => Ok(()),
         })
-    }
-
-    /// Whether this overlay is still under its number.
-    pub fn holds_overlay(&self, cell: CellId, seq: Seq, overlay: &Overlay) -> Result<bool> {
-        let mut held = false;
-        self.kv.read(&mut |r| {
-            held = cells::holds(r, cell, seq, overlay)?;
-            Ok(())
-        })?;
-        Ok(held)
-    }
-
-    /// Whether a write of this token epoch may go to the file.
-    pub fn check_fence(&self, file: FileId, token_epoch: u32) -> Result<()> {
-        self.kv.read(&mut |r| cells::check_fence(r, file, token_epoch)).map(drop)
     }
 
     /// Marks fragments as missing; returns whether that version is here.
@@ -106,42 +101,6 @@ impl Store {
         Ok(list)
     }
 
-    /// Versions that seals prepared and that are in doubt: cell, version, the members that took no part.
-    pub fn seals_in_doubt(&self) -> Result<Vec<(CellId, Version, MissingMask)>> {
-        let mut found = Vec::new();
-        self.kv.read(&mut |r| {
-            let (start, end) = letter_range(PREPARED);
-            found = crate::entries::collect(r, &start, &end, |k, v| {
-                Ok((cell_of_key(k)?, Fragment::from_value(v)?))
-            })?;
-            Ok(())
-        })?;
-        let seals = found.into_iter().filter(|(_, f)| f.seal);
-        Ok(seals.map(|(cell, f)| (cell, f.version, f.missing)).collect())
-    }
-    /// All cells with more logged overlay bytes than `overlay_bytes`, in order.
-    pub fn overlaid(&self, overlay_bytes: u64) -> Result<Vec<(CellId, Header)>> {
-        let mut found = Vec::new();
-        self.kv.read(&mut |r| {
-            found.clear();
-            let (start, end) = letter_range(HEADER);
-            let mut problem = Ok(());
-            r.scan(&start, &end, &mut |key, value| match (cell_of_key(key), Header::from_value(value)) {
-                (Ok(cell), Ok(h)) => {
-                    if h.overlay_bytes > overlay_bytes {
-                        found.push((cell, h));
-                    }
-                    Scan::More
-                }
-                (Err(e), _) | (_, Err(e)) => {
-                    problem = Err(e);
-                    Scan::Stop
-                }
-            })?;
-            problem
-        })?;
-        Ok(found)
-    }
     pub fn has_under_replicated(&self) -> bool {
         self.counters.under_replicated_cells.load(Relaxed) > 0
     }
@@ -162,32 +121,6 @@ impl Store {
             after = Some(last);
         }
     }
-    /// The newest token epoch among a cell's overlays and base, and its file's fence.
-    pub fn newest_token_epoch(&self, cell: CellId) -> Result<u32> {
-        let mut newest = 0;
-        self.kv.read(&mut |r| {
-            let base = get::<Fragment>(r, &base_key(cell))?.map_or(0, |b| b.version.token_epoch());
-            let logged = cells::overlays(r, cell, Seq(0), Seq(u64::MAX))?;
-            let fence = get::<Fence>(r, &fence_key(cell.file))?.map_or(0, |f| f.token_epoch);
-            newest = logged.iter().map(|(_, o)| o.token_epoch).max().unwrap_or(0).max(base).max(fence);
-            Ok(())
-        })?;
-        Ok(newest)
-    }
-    /// The cells of a file that have overlays logged here.
-    pub fn overlaid_cells(&self, file: FileId) -> Result<Vec<(CellId, Header)>> {
-        let mut found = Vec::new();
-        self.kv.read(&mut |r| {
-            let (start, end) = file_range(HEADER, file, 0);
-            found = crate::entries::collect(r, &start, &end, |k, v| {
-                Ok((cell_of_key(k)?, Header::from_value(v)?))
-            })?;
-            found.retain(|(_, h)| h.overlay_count > 0);
-            Ok(())
-        })?;
-        Ok(found)
-    }
-
     // ---- repair
 
     /// Drops this target's cells of the scope's group from before it lost its data. Blocks.
@@ -207,15 +140,6 @@ impl Store {
         }
     }
 
-    /// Versions of the group's stripes that writers have prepared here, neither committed nor dropped.
-    pub fn writers_prepared(&self, group: PgId) -> Result<Vec<(CellId, Version)>> {
-        let mut found = Vec::new();
-        self.kv.read(&mut |r| {
-            found = cells::in_doubt(r, group, false)?;
-            Ok(())
-        })?;
-        Ok(found)
-    }
     /// Drops a prepared version unless its writer, or a member that decides about it, requested it under the
     /// scope's epoch.
     pub fn drop_aborted(&self, scope: &Scope, cell: CellId, version: Version) -> Result<CommitSeq> {
@@ -263,7 +187,7 @@ impl Store {
         })?;
         tracing::trace!(on = %self.target, cell = %write.cell, version = %write.version, epoch = %scope.epoch, %folded_seq, folded_seqs = ?write.folded_seqs, installed, "rebuilt");
         if installed && matches!(place, Install::Missed | Install::Damaged) {
-            self.settle_damage(write.cell)?;
+            self.settle_damage(write.cell);
         }
         Ok((committed, installed))
     }
@@ -279,6 +203,8 @@ impl Store {
     ) -> Result<CommitSeq> {
         self.usable()?;
         self.forget_lost(scope, cell)?;
+        let in_range = |(seq, ..): &(Seq, Overlay, Bytes)| *seq > Seq(0) && *seq <= upto;
+        assert!(copies.iter().all(in_range), "copies of overlays are those up to the requested number");
         let mut by_seq = BTreeMap::new();
         let mut extents = Vec::new();
         for (seq, mut overlay, data) in copies {
@@ -303,45 +229,14 @@ impl Store {
         })
     }
 
-    /// Cells with blocks found damaged and not yet repaired.
-    pub fn damaged_cells(&self) -> Vec<CellId> {
-        let damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
-        let cells: BTreeSet<CellId> = damaged.iter().map(|b| b.cell).collect();
-        cells.into_iter().collect()
-    }
-    /// Reads the whole base of a cell, so that damage is found and counted; returns the bytes read.
-    pub fn verify(&self, scope: &Scope, cell: CellId) -> Result<u64> {
-        self.verify_view(scope, cell, ReadView::Base)
-    }
-    /// Like [`Self::verify`], with the cell's overlays, at the cell's own target.
-    pub fn verify_merged(&self, scope: &Scope, cell: CellId) -> Result<u64> {
-        self.verify_view(scope, cell, ReadView::Merged)
-    }
-    fn verify_view(&self, scope: &Scope, cell: CellId, view: ReadView) -> Result<u64> {
+    /// Reads a cell, so that damage is found and counted; returns the bytes read.
+    pub fn verify(&self, scope: &Scope, cell: CellId, view: ReadView) -> Result<u64> {
         let place = Place { target: self.target, group: scope.group, epoch: scope.epoch };
         let (version, offset, len) = (Version(0), 0, CELL_BYTES_MAX);
         let plan = self.plan_read(scope, &ReadCell { place, cell, view, version, offset, len })?;
         Ok(self.run(&plan)?.payload.iter().map(|part| part.len() as u64).sum())
     }
 
-    /// The next cells with any entry, in order.
-    pub fn next_cells(&self, after: Option<CellId>, limit: usize) -> Result<Vec<CellId>> {
-        let mut found = Vec::new();
-        self.kv.read(&mut |r| {
-            found = lookup::next_cells(r, after, limit)?;
-            Ok(())
-        })?;
-        Ok(found)
-    }
-    /// Progress of the scrub.
-    pub fn scrub(&self) -> Result<Scrub> {
-        let mut found = None;
-        self.kv.read(&mut |r| {
-            found = crate::entries::get(r, SCRUB)?;
-            Ok(())
-        })?;
-        Ok(found.unwrap_or_default())
-    }
     /// Need not be durable at once: a pass may read some cells twice.
     pub fn note_scrub(&self, scrub: &Scrub) -> Result<()> {
         self.change(&mut |txn, _| {

@@ -259,7 +259,7 @@ impl World {
     }
     pub async fn overlay(self: &Arc<World>, cell: CellId, offset: usize, data: &[u8]) -> Result<Seq> {
         let token_epoch = *self.token_epoch.lock().unwrap();
-        let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
+        let position = weir_store::group::sequencer(&self.map().groups[0], cell).unwrap();
         let request = WriteOverlay {
             place: self.place(position),
             cell,
@@ -277,7 +277,7 @@ impl World {
     /// Several extents in one message. Returns the first number.
     pub async fn overlays(self: &Arc<World>, cell: CellId, extents: &[(usize, &[u8])]) -> Result<Seq> {
         let token_epoch = *self.token_epoch.lock().unwrap();
-        let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
+        let position = weir_store::group::sequencer(&self.map().groups[0], cell).unwrap();
         let (place, layout_scheme) = (self.place(position), self.scheme);
         let parts = extents.iter().map(|(offset, data)| part_of(*offset, data)).collect();
         let data: Vec<u8> = extents.iter().flat_map(|(_, data)| data.iter().copied()).collect();
@@ -286,7 +286,7 @@ impl World {
     }
     pub async fn zeros(self: &Arc<World>, cell: CellId, offset: u32, len: u32) -> Result<Seq> {
         let token_epoch = *self.token_epoch.lock().unwrap();
-        let position = weir_store::service::sequencer(&self.map().groups[0], cell).unwrap();
+        let position = weir_store::group::sequencer(&self.map().groups[0], cell).unwrap();
         let (place, kind) = (self.place(position), OverlayKind::Zero);
         let layout_scheme = self.scheme;
         let request = WriteOverlay {
@@ -343,7 +343,7 @@ impl World {
             cell: cell(stripe, position),
             version,
             mode: WriteMode::Fresh,
-            missing: weir_store::service::down_mask(&self.map().groups[0]),
+            missing: weir_store::group::down_mask(&self.map().groups[0]),
             folded_seqs: vec![],
             block_crcs: block_crcs(bytes, CHECKSUM_BLOCK as usize),
         };

@@ -1,13 +1,13 @@
 //! The protocol of a stripe as an explicit state machine over the store's own decisions, searched
 //! exhaustively.
 //!
-//! Targets act by `weir_store::cells`, `folded_seqs`, `seal::resolve` and `repair::plan`, the coordinator by
+//! Targets act by `weir_store::cells`, `folded_seqs`, `seal::resolve` and `stripes::plan`, the coordinator by
 //! `weir_coord::decide`: the real functions on real index entries. The model has the asynchronous parts
 //! around them: the order in which messages arrive, crashes, the map version that each node knows. In every
 //! reachable state, every read with up to m members lost returns a result of some order of the writes, and
 //! data at rest has parity that fits it.
 //!
-//! Not modelled: the outcome of failed writes (decision 10), agreement of logs (`service/agree.rs`), slabs
+//! Not modelled: the outcome of failed writes (decision 10), agreement of logs (`logs/agree.rs`), slabs
 //! and bit rot (a cell is two bytes), a reader with an old map. Small configurations run here; `make model`
 //! runs the larger ones.
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]

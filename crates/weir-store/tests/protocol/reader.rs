@@ -7,7 +7,7 @@ use super::state::*;
 use std::collections::BTreeMap;
 use weir_proto::{Seq, Version};
 use weir_store::lookup;
-use weir_store::repair::{holders_of, newest_whole};
+use weir_store::rebuild::{holders_of, newest_whole};
 
 /// A cell decoded from others.
 pub struct Decoded {

@@ -10,9 +10,9 @@ use weir_proto::map::MemberState;
 use weir_proto::{Seq, Version};
 use weir_store::cells;
 use weir_store::format::Fragment;
+use weir_store::group::seal_leader;
 use weir_store::lookup;
 use weir_store::seal::{InDoubt, can_seal, resolve, version_of};
-use weir_store::service::seal_leader;
 
 /// Seals without a waiting task; more are not followed.
 const ZOMBIES_MAX: usize = 2;

@@ -12,7 +12,7 @@ use weir_proto::{CellId, Epoch, FileId, InodeId, NamespaceId, PgId, Result, Seq,
 use weir_store::alloc::Extent;
 use weir_store::cells::{self, Delta, Scope};
 use weir_store::format::{self, Fragment, Header, base_key, header_key};
-use weir_store::repair::StripeView;
+use weir_store::stripes::StripeView;
 
 pub const FILE: FileId = FileId { namespace: NamespaceId(1), inode: InodeId(7) };
 pub const GROUP: PgId = PgId(0);

@@ -19,8 +19,8 @@ use weir_store::cells::{self, Appended, Numbering};
 use weir_store::format::{
     Fence, OVERLAY_DATA, Overlay, Truncation, cell_key, fence_key, header_key, overlay_data_key,
 };
-use weir_store::repair::{StripeView, may_be_ahead, plan};
-use weir_store::service::{down_mask, sequencer};
+use weir_store::group::{down_mask, sequencer};
+use weir_store::stripes::{StripeView, may_be_ahead, plan};
 use weir_store::{lookup, truncations};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -669,7 +669,7 @@ fn view_of(s: &State, view: &View, peers: &[usize], since: Epoch) -> StripeView 
     stripe
 }
 
-fn todo(rules: &Rules, target: &Target, at: usize, stripe: &StripeView) -> weir_store::repair::StripePlan {
+fn todo(rules: &Rules, target: &Target, at: usize, stripe: &StripeView) -> weir_store::stripes::StripePlan {
     let log = |i: &u8| target.header(usize::from(*i)).map(|h| (*i, (h.last_seq, h.log_sum)));
     let own_logs: BTreeMap<_, _> = stripe.logs.keys().filter_map(log).collect();
     let own = target.base(at).map_or(Version(0), |b| b.version);

@@ -14,7 +14,7 @@ use weir_proto::data::SEAL_VERSIONS;
 use weir_proto::{Epoch, ErrorKind, Seq, Version};
 use weir_store::cells::{self, Admission};
 use weir_store::format::Truncation;
-use weir_store::service::{down_mask, sequencer};
+use weir_store::group::{down_mask, sequencer};
 use weir_store::truncations;
 
 /// Of a stripe that is written whole where nothing was.

@@ -1,14 +1,19 @@
 //! Overlays between their arrival and their end, so that a truncation can wait for them, and an attempt at a
 //! write for earlier ones.
-use super::*;
 use crate::recent_map::RecentMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+use weir_env::Instant;
+use weir_proto::data::WriteOverlays;
+use weir_proto::{Error, FileId, Result};
 
 /// Retried writes whose last attempt is remembered.
 const AGAIN_MAX: usize = 65_536;
 
 /// Overlays between their arrival and their end.
 #[derive(Default)]
-pub(super) struct UnderWay(Arc<Counts>);
+pub struct UnderWay(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
@@ -27,14 +32,14 @@ struct All {
 }
 
 /// Counts an overlay until it is dropped.
-pub(super) struct Counted {
+pub struct Counted {
     counts: Arc<Counts>,
     of: (FileId, u32),
     attempt: (u64, u32),
 }
 
 impl Counts {
-    fn lock(&self) -> std::sync::MutexGuard<'_, All> {
+    fn lock(&self) -> MutexGuard<'_, All> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// Returns when the condition holds; it is checked when one ends.
@@ -66,7 +71,7 @@ impl All {
 }
 
 impl UnderWay {
-    pub(super) fn begin(&self, r: &WriteOverlays) -> Result<Counted> {
+    pub fn begin(&self, r: &WriteOverlays) -> Result<Counted> {
         let (of, attempt) = ((r.cell.file, r.token_epoch), (r.write, r.attempt));
         let mut all = self.0.lock();
         all.note_attempt(r.write, r.attempt)?;
@@ -75,14 +80,14 @@ impl UnderWay {
         Ok(Counted { counts: self.0.clone(), of, attempt })
     }
     /// Returns when no write of a file below this token epoch is in flight.
-    pub(super) async fn ended(&self, file: FileId, fence: u32) {
+    pub async fn ended(&self, file: FileId, fence: u32) {
         self.0.wait(|all| all.of.range((file, 0)..(file, fence)).next().is_none()).await;
     }
 }
 
 impl Counted {
     /// Returns when no earlier attempt at the same write can be numbered any more.
-    pub(super) async fn earlier_ended(&self, clock: &weir_env::Clock, deadline: Instant) -> Result<()> {
+    pub async fn earlier_ended(&self, clock: &weir_env::Clock, deadline: Instant) -> Result<()> {
         let (write, attempt) = self.attempt;
         if attempt == 0 {
             return Ok(());
@@ -97,7 +102,9 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let mut all = self.counts.lock();
         all.attempts.remove(&self.attempt);
-        let left = all.of.get(&self.of).map_or(0, |count| count - 1);
+        let count = all.of.get(&self.of).copied().unwrap_or_default();
+        assert!(count > 0, "a write ended that was not counted: a truncation would not wait for others");
+        let left = count - 1;
         if left == 0 {
             all.of.remove(&self.of);
         } else {

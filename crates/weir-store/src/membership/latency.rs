@@ -1,6 +1,6 @@
 //! Calls to another member of the group that must not delay a write: a member that is silent is reported as
 //! suspect, and the call is abandoned when the member goes down.
-use crate::service::{Acting, StorageNode};
+use super::{Acting, Membership};
 use std::time::Duration;
 use weir_env::BoxFuture;
 use weir_proto::coord::Suspicion;
@@ -15,9 +15,9 @@ const SLOW_AFTER: Duration = Duration::from_millis(1000);
 /// Between reads of the map; a newer one ends the wait at once.
 const POLL_EVERY: Duration = Duration::from_secs(10);
 
-impl StorageNode {
+impl Membership {
     /// The call's outcome, or `Unavailable` as soon as the member at `position` is down.
-    pub(crate) async fn while_live<T>(
+    pub async fn while_live<T>(
         &self,
         acting: &Acting,
         position: usize,
@@ -52,7 +52,7 @@ impl StorageNode {
     }
 
     /// Returns when the group has a newer epoch than now.
-    pub(crate) async fn epoch_passes(&self, group: PgId) {
+    pub async fn epoch_passes(&self, group: PgId) {
         let epoch_in = |map: &ClusterMap| map.group(group).map(|g| g.epoch);
         let mut map = self.peers.map();
         let now = epoch_in(&map);

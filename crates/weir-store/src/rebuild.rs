@@ -1,27 +1,31 @@
 //! Rebuilding a fragment from other members: which version enough of them hold, and decoding it.
-use super::current_peers;
+//!
+//! Owns no state: it reads from peers, and installs in the store of the place that it is given.
+use crate::calls::Calls;
+use crate::crash_points;
+use crate::group::current_peers;
+use crate::membership::Acting;
 use crate::peers::join_all;
 use crate::read::CELL_BYTES_MAX;
-use crate::service::{Acting, StorageNode};
-use crate::store::Install;
+use crate::store::{FragmentWrite, Install};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
-use weir_env::BoxFuture;
+use std::sync::Arc;
+use weir_env::{BoxFuture, Env};
 use weir_proto::checksum::block_crcs;
 use weir_proto::data::*;
 use weir_proto::ec::Coder;
-use weir_proto::map::Group;
 use weir_proto::{CellId, Error, Result, Seq, Version};
 
 /// A fragment rebuilt from other members.
 pub(crate) struct Rebuilt {
     pub bytes: Bytes,
     pub version: Version,
-    pub(super) folded_seqs: Vec<Seq>,
+    folded_seqs: Vec<Seq>,
     /// For a data cell: overlays up to here are in the bytes.
     pub folded_seq: Seq,
     /// Other members that lack their fragment.
-    pub(super) missing: MissingMask,
+    missing: MissingMask,
 }
 
 /// The fragments of a stripe that were read so far.
@@ -57,9 +61,26 @@ impl Fragments {
     }
 }
 
-impl StorageNode {
+pub(crate) struct Rebuilder {
+    env: Env,
+    calls: Arc<Calls>,
+}
+
+impl Rebuilder {
+    pub fn new(env: &Env, calls: &Arc<Calls>) -> Arc<Rebuilder> {
+        Arc::new(Rebuilder { env: env.clone(), calls: calls.clone() })
+    }
+
+    /// Rebuilds this target's fragment from the newest version that k current peers hold. `replace`: also one
+    /// of the version that is here.
+    pub async fn rebuild(&self, acting: &Acting, own: CellId, replace: bool) -> Result<()> {
+        let Some(rebuilt) = self.decode_from_peers(acting, own).await? else { return Ok(()) };
+        let place = if replace { Install::Damaged } else { Install::Missed };
+        self.install(acting, own, rebuilt, place, 0).await
+    }
+
     /// Copies a version that will be committed from the peers, beside the base.
-    pub(crate) async fn take_version(&self, acting: &Acting, r: &HoldStripe) -> Result<()> {
+    pub async fn take_version(&self, acting: &Acting, r: &HoldStripe) -> Result<()> {
         let HoldStripe { cell, version, missing, token_epoch, .. } = *r;
         match self.decode_version(acting, cell, Some(version)).await? {
             Some(rebuilt) => {
@@ -71,8 +92,37 @@ impl StorageNode {
 
     /// The fragment of the member at `acting.position`, decoded from the current members' last committed
     /// version.
-    pub(crate) async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
+    pub async fn decode_from_peers(&self, acting: &Acting, own: CellId) -> Result<Option<Rebuilt>> {
         self.decode_version(acting, own, None).await
+    }
+
+    async fn install(
+        &self,
+        acting: &Acting,
+        own: CellId,
+        rebuilt: Rebuilt,
+        place: Install,
+        missing: MissingMask,
+    ) -> Result<()> {
+        let (store, scope) = (acting.store.clone(), acting.scope);
+        let (committed, _) = self
+            .env
+            .tasks
+            .blocking(move || {
+                let write = FragmentWrite {
+                    cell: own,
+                    version: rebuilt.version,
+                    mode: WriteMode::Fresh,
+                    missing: rebuilt.missing | missing,
+                    folded_seqs: &rebuilt.folded_seqs,
+                    block_crcs: &block_crcs(&rebuilt.bytes, CHECKSUM_BLOCK as usize),
+                    data: &rebuilt.bytes,
+                };
+                store.install(&scope, &write, rebuilt.folded_seq, place)
+            })
+            .await?;
+        self.env.tasks.crash_point(crash_points::REBUILT);
+        acting.store.durable(committed).await
     }
 
     /// The own fragment, `bytes` long, decoded from k others.
@@ -138,6 +188,8 @@ impl StorageNode {
         if fragments.len() < data {
             return Err(problem.unwrap_or_else(|| Error::damaged(format!("cell {own}: too few fragments"))));
         }
+        let of_others = fragments.iter().all(|(position, _)| *position != acting.position);
+        assert!(of_others, "a fragment that is to be rebuilt was read from its own member");
         let longest = fragments.iter().map(|(_, b)| b.len()).max().unwrap_or(0);
         let parity_bytes = parity_bytes.unwrap_or(longest);
         let len = parity_bytes.max(longest);
@@ -157,32 +209,30 @@ impl StorageNode {
         Ok(Some(Rebuilt { bytes, version, folded_seqs, folded_seq, missing }))
     }
 
-    pub(super) fn stat_peer(
+    pub fn stat_peer(
         &self,
         acting: &Acting,
         position: usize,
         own: CellId,
     ) -> BoxFuture<'static, Result<CellStat>> {
-        let group = acting.group();
-        let place = Place { target: group.members[position].target, group: group.id, epoch: group.epoch };
+        let place = acting.place_of(position);
         let cell = CellId { index: position as u8, ..own };
-        let answer = self.ask(place.target, StatCell { place, cell }, Vec::new());
+        let answer = self.calls.ask(place.target, StatCell { place, cell }, Vec::new());
         Box::pin(async move { Ok(answer.await?.0) })
     }
 
     /// The whole fragment of a peer at one version, verified.
-    pub(crate) async fn read_fragment(
+    pub async fn read_fragment(
         &self,
         acting: &Acting,
         position: usize,
         own: CellId,
         version: Version,
     ) -> Result<(CellRead, Bytes)> {
-        let group = acting.group();
-        let place = Place { target: group.members[position].target, group: group.id, epoch: group.epoch };
+        let place = acting.place_of(position);
         let cell = CellId { index: position as u8, ..own };
         let request = ReadCell { place, cell, view: ReadView::Base, version, offset: 0, len: CELL_BYTES_MAX };
-        let (read, bytes) = self.ask(place.target, request, Vec::new()).await?;
+        let (read, bytes) = self.calls.ask(place.target, request, Vec::new()).await?;
         if read.version != version
             || bytes.len() != read.fragment_bytes as usize
             || block_crcs(&bytes, CHECKSUM_BLOCK as usize) != read.block_crcs
@@ -204,13 +254,4 @@ pub fn holders_of(stats: &BTreeMap<usize, CellStat>, version: Version, data: usi
     let holds = |s: &CellStat| s.base == version || s.prepared.contains(&version);
     let holders: Vec<usize> = stats.iter().filter(|(_, s)| holds(s)).map(|(p, _)| *p).collect();
     (holders.len() >= data).then_some(holders)
-}
-
-pub(super) fn too_few(group: &Group) -> Error {
-    Error::unavailable(format!(
-        "{}: {} members are current, {} needed",
-        group.id,
-        group.current_count(),
-        group.scheme.data
-    ))
 }
