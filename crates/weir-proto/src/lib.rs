@@ -33,6 +33,7 @@ pub mod network;
 pub mod news;
 pub mod part;
 pub mod patterns;
+pub mod posix;
 pub mod quota;
 pub mod recall;
 pub mod relation;

@@ -4,9 +4,8 @@ use super::gate::{ChangeableInode, Changed};
 use super::*;
 use bytes::Bytes;
 use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, LookedUp, SetAttr};
+use weir_proto::posix::{Change, MayWrite, Refused};
 use weir_proto::relation::What;
-
-const SET_UID: u32 = 0o4000;
 
 pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
     check_name(&r.name)?;
@@ -47,14 +46,14 @@ pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
 }
 
 fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode: Inode) -> Result<Entry> {
-    let owner = check_set(cx, r, inode.uid, inode.gid, inode.mode)?;
+    let change = permitted_change(cx, r, inode.owned())?;
     if let Some(size) = r.size {
         check_size(r.ino, &inode, size)?;
     }
     let needs = [Need::Change, Need::AppendToken];
     let own = changeable.revoke(cx, if r.size.is_some() { &needs } else { &needs[..1] })?;
     let before = inode.clone();
-    (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), false);
+    inode.set_owned(before.owned().changed(&r.cred, &change, false));
     cx.require_owner(&r.cred, r.ino, &before, &inode)?;
     if r.mode.is_some() {
         cx.set_acl_mode(r.ino, inode.mode)?;
@@ -78,10 +77,10 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> R
             format!("inode {} is a directory: it has no size", r.ino),
         ));
     }
-    let owner = check_set(cx, r, access.uid, access.gid, access.mode)?;
+    let change = permitted_change(cx, r, access.owned())?;
     let own = changeable.revoke(cx, &[Need::Change])?;
     let before = access;
-    (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), true);
+    access.set_owned(before.owned().changed(&r.cred, &change, true));
     cx.require_directory_owner(&r.cred, &before, &access)?;
     if r.mode.is_some() {
         cx.set_acl_mode(r.ino, access.mode)?;
@@ -123,68 +122,29 @@ pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     Ok(())
 }
 
-/// The relation of the caller to the inode.
-struct Claim {
-    root: bool,
-    /// A member of the group that the inode will have.
-    member: bool,
-    /// A member of its present group.
-    was_member: bool,
-}
-
-impl Claim {
-    /// Mode, owner and group after the request.
-    fn apply(&self, r: &SetAttr, (mode, uid, gid): (u32, u32, u32), directory: bool) -> (u32, u32, u32) {
-        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS | mode & !MODE_BITS);
-        if r.mode.is_some() && !self.root && !self.member {
-            new_mode &= !SET_GID;
-        }
-        // A change of owner, even by the superuser, removes the setuid and setgid bits.
-        if (r.uid.is_some() || r.gid.is_some()) && !directory && r.mode.is_none() {
-            let runs_as_group = new_mode & 0o010 != 0 || !(self.root || self.was_member);
-            new_mode &= !SET_UID & if runs_as_group { !SET_GID } else { !0 };
-        }
-        (new_mode, r.uid.unwrap_or(uid), r.gid.unwrap_or(gid))
-    }
-}
-
-fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<Claim> {
-    let (root, owner) = (r.cred.uid == 0, r.cred.uid == uid);
-    let writes = allows(cx.read(), &r.cred, r.ino, (mode, uid, gid), WRITE)?;
-    let refuse = |what: &str| {
-        Err(Error::name(
-            NameRule::NotOwner,
-            format!("user {} may not change the {what} of inode {}", r.cred.uid, r.ino),
-        ))
+/// The change that a user asks for, if it may be made.
+fn permitted_change(cx: &Cx<'_>, r: &SetAttr, of: Owned) -> Result<Change> {
+    let may_write = if allows(cx.read(), &r.cred, r.ino, of, WRITE)? {
+        MayWrite::ByPermission
+    } else if cx.rules.leases.may_write(cx.rules.session, r.ino) {
+        MayWrite::ByOpen
+    } else {
+        MayWrite::No
     };
-    let may_write = writes || cx.rules.leases.may_write(cx.rules.session, r.ino);
-    let may_set_mode = root || owner || may_write && only_drops_privileges(r, mode);
-    if r.mode.is_some() && !may_set_mode {
-        return refuse("mode");
-    }
-    if r.uid.is_some_and(|new| new != uid || !owner) && !root {
-        return refuse("owner");
-    }
-    if r.gid.is_some_and(|new| !owner || (new != gid && !r.cred.is_member(new))) && !root {
-        return refuse("group");
-    }
-    if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
-        return refuse("times");
-    }
-    // A file that is open for writing may be truncated even if its mode forbids it now.
-    if r.size.is_some() && !may_write {
-        return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
-    }
-    let member = r.cred.is_member(r.gid.unwrap_or(gid));
-    Ok(Claim { root, member, was_member: r.cred.is_member(gid) })
-}
-
-/// A user who may change the data removes the setuid and setgid bits with a change.
-fn only_drops_privileges(r: &SetAttr, mode: u32) -> bool {
-    let nothing_else = r.uid.or(r.gid).is_none() && r.size.is_none() && r.atime.or(r.mtime).is_none();
-    let kept = mode & MODE_BITS & !(SET_UID | SET_GID);
-    let drops = |new: u32| new & MODE_BITS & !(mode & (SET_UID | SET_GID)) == kept;
-    nothing_else && r.mode.is_some_and(drops)
+    let times = r.atime.or(r.mtime).is_some();
+    let change = Change { mode: r.mode, uid: r.uid, gid: r.gid, times, size: r.size.is_some() };
+    let refused = match of.check(&r.cred, &change, may_write) {
+        Ok(()) => return Ok(change),
+        Err(Refused::Size) => {
+            return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
+        }
+        Err(Refused::Mode) => "mode",
+        Err(Refused::Owner) => "owner",
+        Err(Refused::Group) => "group",
+        Err(Refused::Times) => "times",
+    };
+    let why = format!("user {} may not change the {refused} of inode {}", r.cred.uid, r.ino);
+    Err(Error::name(NameRule::NotOwner, why))
 }
 
 fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {

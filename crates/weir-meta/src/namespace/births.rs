@@ -5,7 +5,7 @@
 //! on names permits is not refused later: limits and access control lists are checked when the names are
 //! granted, unused numbers count under limits of inodes, and a change of these revokes the lease first.
 use super::charge::Charge;
-use super::create::{Birth, Permissions, SERIAL_NUMBERS};
+use super::create::{Birth, SERIAL_NUMBERS};
 use super::gate::OwnDir;
 use super::*;
 use crate::keys::Sequence;
@@ -17,6 +17,7 @@ use weir_proto::births::{
     MadeWithNames, MkdirWithNames, NUMBERS_MAX, NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::{INLINE_MAX, Made, Mkdir};
+use weir_proto::posix::{Change, Inherited, MayWrite};
 use weir_proto::quota::Account;
 use weir_proto::relation::What;
 use weir_proto::{Reader, Wire, wire_struct};
@@ -197,7 +198,7 @@ impl Cx<'_> {
     /// Whose limits new files of the directory count under; `Account::NONE`: no limit applies to them.
     fn limited_account(&self, r: &LeaseNames, access: &Access) -> Account {
         let (quotas, volume) = (self.rules.quotas, access.volume);
-        let gid = if access.mode & SET_GID != 0 { access.gid } else { r.gid };
+        let gid = access.owned().gid_of_new(r.gid);
         let is_limited = quotas.is_limited(volume) || quotas.owners.concern(volume);
         if is_limited { Account { volume, uid: r.uid, gid } } else { Account::NONE }
     }
@@ -229,8 +230,8 @@ impl Cx<'_> {
                 birth.dir
             )));
         }
-        let permissions = Permissions::of_mode(born.mode);
-        let mut inode = self.newborn(birth, cred, FileKind::Regular, &permissions);
+        let inherited = Inherited::of_mode(born.mode);
+        let mut inode = self.newborn(birth, cred, FileKind::Regular, &inherited);
         let at = self.rules.near(born.at);
         (inode.atime, inode.mtime) = (born.atime, born.mtime);
         (inode.ctime, inode.btime) = (self.rules.near(born.ctime), at);
@@ -293,9 +294,8 @@ fn require_account(inode: &Inode, account: Account, born: &births::Birth) -> Res
 
 /// Sets owner and group: those that `chown` of the user may have set since the create.
 fn set_owner(inode: &mut Inode, cred: &Cred, born: &births::Birth) -> Result<()> {
-    let may_change_owner =
-        cred.uid == 0 || born.uid == cred.uid && (born.gid == inode.gid || cred.is_member(born.gid));
-    if !may_change_owner {
+    let change = Change { uid: Some(born.uid), gid: Some(born.gid), ..Change::default() };
+    if inode.owned().check(cred, &change, MayWrite::No).is_err() {
         return Err(Error::name(
             NameRule::NotOwner,
             format!(

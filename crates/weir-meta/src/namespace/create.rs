@@ -6,6 +6,7 @@ use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED, Writing};
 use bytes::Bytes;
 use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
+use weir_proto::posix::Inherited;
 use weir_proto::quota::Account;
 use weir_proto::relation::What;
 
@@ -45,26 +46,16 @@ pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
     Ok(number)
 }
 
-/// The permissions of a new file or directory, and its lists.
-pub(super) struct Permissions {
-    mode: u32,
-    access: Option<Vec<u8>>,
-    /// The default list of a new directory.
-    default: Option<Vec<u8>>,
+/// The mode of a new inode's record.
+fn recorded_mode(inherited: &Inherited) -> u32 {
+    let has_list = inherited.access.is_some() || inherited.default.is_some();
+    inherited.mode | if has_list { HAS_ACL } else { 0 }
 }
 
-impl Permissions {
-    pub(super) fn of_mode(mode: u32) -> Permissions {
-        Permissions { mode: mode & MODE_BITS, access: None, default: None }
-    }
-    fn has_acl(&self) -> u32 {
-        if self.access.is_some() || self.default.is_some() { HAS_ACL } else { 0 }
-    }
-    fn store(self, cx: &mut Cx<'_>, ino: InodeId) {
-        for (kind, value) in [(acl::ACCESS, self.access), (acl::DEFAULT, self.default)] {
-            if let Some(value) = value {
-                cx.txn.put(&keys::xattr(ino, kind), &value);
-            }
+fn store_lists(cx: &mut Cx<'_>, ino: InodeId, inherited: &Inherited) {
+    for (kind, list) in [(acl::ACCESS, &inherited.access), (acl::DEFAULT, &inherited.default)] {
+        if let Some(list) = list {
+            cx.txn.put(&keys::xattr(ino, kind), &list.to_value());
         }
     }
 }
@@ -79,8 +70,8 @@ pub(super) struct Birth {
 impl Birth {
     /// Whom a new inode of this user is charged to.
     fn account(&self, cred: &Cred) -> Account {
-        let Access { mode, gid, volume, .. } = self.access;
-        Account { volume, uid: cred.uid, gid: if mode & SET_GID != 0 { gid } else { cred.gid } }
+        let Access { volume, .. } = self.access;
+        Account { volume, uid: cred.uid, gid: self.access.owned().gid_of_new(cred.gid) }
     }
     pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<Birth> {
         let tally = load_tally(cx.read(), dir.ino())?;
@@ -105,20 +96,13 @@ impl Cx<'_> {
         Birth::of(self, dir)
     }
 
-    /// The permissions of a new file: from the directory's default list if it has one, otherwise the mode
-    /// without the umask.
-    fn permissions(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Permissions> {
+    /// Mode and lists of a new inode.
+    fn inherited(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Inherited> {
         let default = match birth.access.mode & HAS_ACL {
             0 => None,
             _ => find_acl(self.read(), birth.dir, acl::DEFAULT)?,
         };
-        let Some(default) = default else { return Ok(Permissions::of_mode(mode & !umask)) };
-        let access = default.for_birth(mode);
-        Ok(Permissions {
-            mode: mode & MODE_BITS & !0o777 | access.mode(),
-            access: (!access.is_mode()).then(|| access.to_value()),
-            default: is_directory.then(|| default.to_value()),
-        })
+        Ok(Inherited::new(default, mode, umask, is_directory))
     }
 
     pub(super) fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
@@ -152,18 +136,12 @@ impl Cx<'_> {
     }
 
     /// A new inode that is not a directory, without a name yet.
-    pub(super) fn newborn(
-        &self,
-        birth: &Birth,
-        cred: &Cred,
-        kind: FileKind,
-        permissions: &Permissions,
-    ) -> Inode {
+    pub(super) fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, inherited: &Inherited) -> Inode {
         let now = self.rules.now;
-        let Account { uid, gid, .. } = birth.account(cred);
+        let Owned { mode, uid, gid } = birth.access.owned().new_inode(cred, recorded_mode(inherited), false);
         Inode {
             kind,
-            mode: permissions.mode | permissions.has_acl(),
+            mode,
             uid,
             gid,
             nlink: 1,
@@ -256,9 +234,9 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
         cx.wait_for_snapshot_of(birth.access.volume)?;
     }
     let ino = cx.create_inode(&mut birth, &r.name, FileKind::Regular)?;
-    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
-    permissions.store(cx, ino);
+    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &inherited);
+    store_lists(cx, ino, &inherited);
     inode.cookie = birth.tally.next_cookie - 1;
     inode.layout = cx.rules.layout_in(birth.access.volume).map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
@@ -286,9 +264,9 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     let mut birth = Birth::of_nameless(cx, dir)?;
     let ino = cx.next_ino(&mut birth.tally)?;
     cx.put_tally(birth.dir, &birth.tally);
-    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
-    permissions.store(cx, ino);
+    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &inherited);
+    store_lists(cx, ino, &inherited);
     (inode.nlink, inode.parent) = (0, NEVER_NAMED);
     cx.take_writer(ino, &mut inode);
     cx.put_inode(ino, &inode);
@@ -330,12 +308,12 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     cx.require_inode(birth.account(&r.cred))?;
     let ino = cx.create_inode(&mut birth, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
-    let inherit = birth.access.mode & SET_GID != 0;
-    let permissions = cx.permissions(&birth, r.mode, r.umask, true)?;
+    let inherited = cx.inherited(&birth, r.mode, r.umask, true)?;
+    let Owned { mode, uid, gid } = birth.access.owned().new_inode(&r.cred, recorded_mode(&inherited), true);
     let access = Access {
-        mode: permissions.mode | permissions.has_acl() | if inherit { SET_GID } else { 0 },
-        uid: r.cred.uid,
-        gid: if inherit { birth.access.gid } else { r.cred.gid },
+        mode,
+        uid,
+        gid,
         parent: r.parent,
         atime: now,
         btime: now,
@@ -351,7 +329,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
         next_n: 0,
         next_cookie: 1,
     };
-    permissions.store(cx, ino);
+    store_lists(cx, ino, &inherited);
     cx.put_access(ino, &access);
     cx.put_tally(ino, &tally);
     cx.charge(r.parent, Charge { directories: 1, ..Charge::default() })?;
@@ -376,7 +354,7 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
         ));
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Permissions::of_mode(0o777));
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
     inode.size = r.target.len() as u64;
     let made = cx.make_file(birth, &r.name, inode)?;
     cx.txn.put(&keys::data(made.entry.attr.ino), &r.target);
@@ -388,11 +366,11 @@ pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
         return Err(Error::invalid("mknod makes files, pipes, sockets and devices only"));
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, r.kind, &permissions);
+    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, r.kind, &inherited);
     inode.rdev = r.rdev;
     let made = cx.make_file(birth, &r.name, inode)?;
-    permissions.store(cx, made.entry.attr.ino);
+    store_lists(cx, made.entry.attr.ino, &inherited);
     Ok(made)
 }
 

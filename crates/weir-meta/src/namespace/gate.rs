@@ -9,12 +9,13 @@
 //! private, so an operation cannot make one by itself.
 use super::cx::unleased;
 use super::cx::{Cx, require_listed};
-use super::permission::{SEARCH, WRITE, require};
+use super::permission::require;
 use super::records::{find_link, load_access, load_link};
 use crate::keys;
 use crate::lease::Need;
 use crate::record::{Access, Inode, Link, Tally, directory_attr};
 use weir_proto::meta::{Cred, Entry, Range};
+use weir_proto::posix::{SEARCH, WRITE};
 use weir_proto::relation::What;
 use weir_proto::{InodeId, Result};
 

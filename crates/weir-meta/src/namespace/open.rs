@@ -20,7 +20,7 @@ impl Cx<'_> {
             return Err(Error::invalid(format!("inode {ino} is not a regular file")));
         }
         let want = to_read | if write || truncate { WRITE } else { 0 };
-        if !allows(self.read(), cred, ino, (inode.mode, inode.uid, inode.gid), want)? {
+        if !allows(self.read(), cred, ino, inode.owned(), want)? {
             return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
         }
         if write || truncate {

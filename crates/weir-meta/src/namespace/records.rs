@@ -3,6 +3,7 @@ use crate::keys;
 use crate::record::{Access, Inode, Link, Record, Tally, directory_attr};
 use weir_kv::Read;
 use weir_proto::meta::{Attr, FileKind, NAME_MAX};
+use weir_proto::posix::Owned;
 use weir_proto::{Error, InodeId, NameRule, Result};
 
 pub fn find_inode(read: &dyn Read, ino: InodeId) -> Result<Option<Inode>> {
@@ -56,12 +57,20 @@ pub(super) fn directory(read: &dyn Read, dir: InodeId) -> Result<Attr> {
     Ok(directory_attr(dir, &load_access(read, dir)?, &load_tally(read, dir)?))
 }
 
-/// Owner, group and mode of an inode of a kind known from its name.
-pub(super) fn owner_of(read: &dyn Read, ino: InodeId, kind: FileKind) -> Result<(u32, u32, u32)> {
+/// Mode, owner and group of an inode of a kind known from its name.
+pub(super) fn owner_of(read: &dyn Read, ino: InodeId, kind: FileKind) -> Result<Owned> {
     if kind == FileKind::Directory {
-        return load_access(read, ino).map(|a| (a.uid, a.gid, a.mode));
+        return load_access(read, ino).map(|access| access.owned());
     }
-    load_file(read, ino).map(|i| (i.uid, i.gid, i.mode))
+    load_file(read, ino).map(|inode| inode.owned())
+}
+
+/// Mode, owner and group of an inode of any kind.
+pub(super) fn owner_of_any(read: &dyn Read, ino: InodeId) -> Result<Owned> {
+    match find_inode(read, ino)? {
+        Some(inode) => Ok(inode.owned()),
+        None => load_access(read, ino).map(|access| access.owned()),
+    }
 }
 
 pub(super) fn stale(ino: InodeId) -> Error {

@@ -93,10 +93,10 @@ impl Cx<'_> {
     }
     /// In a directory with the sticky bit users remove only their own files.
     pub(super) fn require_removable(&self, cred: &Cred, dir: &Access, link: &Link) -> Result<()> {
-        match dir.mode & STICKY {
-            0 => Ok(()),
-            _ => require_sticky(cred, dir, owner_of(self.read(), link.ino, link.kind)?.0),
+        if !dir.owned().is_sticky() {
+            return Ok(());
         }
+        require_sticky(cred, dir, owner_of(self.read(), link.ino, link.kind)?.uid)
     }
     /// An empty directory is removed.
     pub(super) fn remove_directory(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {

@@ -63,13 +63,14 @@ fn check_mode(r: &meta::Rename, target: Option<&Link>) -> Result<()> {
 
 /// Whether `link` may leave its directory for another.
 fn check_leaves(read: &dyn Read, cred: &Cred, dir: &Access, link: &Link, across: bool) -> Result<()> {
-    if dir.mode & STICKY == 0 && !(across && link.kind == FileKind::Directory) {
+    let moves_directory = across && link.kind == FileKind::Directory;
+    if !dir.owned().is_sticky() && !moves_directory {
         return Ok(());
     }
-    let (uid, gid, mode) = owner_of(read, link.ino, link.kind)?;
-    require_sticky(cred, dir, uid)?;
+    let owned = owner_of(read, link.ino, link.kind)?;
+    require_sticky(cred, dir, owned.uid)?;
     // Its ".." changes: that is a write to the directory itself.
-    if across && link.kind == FileKind::Directory && !allows(read, cred, link.ino, (mode, uid, gid), WRITE)? {
+    if moves_directory && !allows(read, cred, link.ino, owned, WRITE)? {
         return Err(Error::denied(format!("user {} may not change directory {}", cred.uid, link.ino)));
     }
     Ok(())

@@ -224,9 +224,7 @@ pub fn read_open(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result
     let snapshot_view = SnapshotView::new(read, rules.snapshots, r.snapshot)?;
     let inode = load_file(&snapshot_view, r.ino)?;
     let (want, verb) = if r.execute { (EXECUTE, "execute") } else { (READ, "read") };
-    if inode.kind != FileKind::Symlink
-        && !allows(&snapshot_view, &r.cred, r.ino, (inode.mode, inode.uid, inode.gid), want)?
-    {
+    if inode.kind != FileKind::Symlink && !allows(&snapshot_view, &r.cred, r.ino, inode.owned(), want)? {
         return Err(Error::denied(format!("user {} may not {verb} inode {}", r.cred.uid, r.ino)));
     }
     let inline = snapshot_view.get(&keys::data(r.ino))?.map(Bytes::from);

@@ -1,5 +1,6 @@
 //! Extended attributes: `user.`, `trusted.` and `security.`, and the access control lists of `system.`.
 use super::gate::{ChangeableInode, Changed, OwnInode};
+use super::records::owner_of_any;
 use super::*;
 use bytes::Bytes;
 use weir_kv::Scan;
@@ -12,11 +13,11 @@ const NAMES_BYTES_MAX: usize = 64 * 1024;
 
 pub fn getxattr(view: &View<'_>, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<XattrValue> {
     check_xattr_name(name)?;
-    let (uid, gid, mode) = exists(view.read, ino)?;
+    let owned = owner_of_any(view.read, ino)?;
     if name.starts_with(TRUSTED) && cred.uid != 0 {
         return Err(absent(ino, name)); // as Linux does
     }
-    if name.starts_with(b"user.") && !allows(view.read, cred, ino, (mode, uid, gid), READ)? {
+    if name.starts_with(b"user.") && !allows(view.read, cred, ino, owned, READ)? {
         return Err(Error::denied(format!(
             "user {} may not read attribute {:?} of inode {ino}",
             cred.uid,
@@ -30,7 +31,7 @@ pub fn getxattr(view: &View<'_>, cred: &Cred, ino: InodeId, name: &[u8]) -> Resu
 }
 
 pub fn listxattr(view: &View<'_>, cred: &Cred, ino: InodeId) -> Result<XattrNames> {
-    exists(view.read, ino)?;
+    owner_of_any(view.read, ino)?;
     let mut names = names(view.read, ino)?;
     names.retain(|name| cred.uid == 0 || !name.starts_with(TRUSTED));
     Ok(XattrNames { names })
@@ -93,7 +94,7 @@ fn is_acl(name: &[u8]) -> bool {
 /// Sets a list; one that is equivalent to a mode becomes the mode.
 fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Result<Entry> {
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let (_, gid, mode) = exists(cx.read(), r.ino)?;
+    let owned = owner_of_any(cx.read(), r.ino)?;
     let is_directory = find_access(cx.read(), r.ino)?.is_some();
     let list = Acl::parse(&r.value)?;
     if r.name == acl::DEFAULT && !is_directory {
@@ -103,9 +104,7 @@ fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Result
     let sets_mode = r.name == acl::ACCESS;
     let kept = list.as_ref().filter(|list| !sets_mode || !list.is_mode()).map(Acl::to_value);
     own.put_xattr(cx, &r.name, kept.as_deref());
-    let member = r.cred.uid == 0 || r.cred.is_member(gid);
-    let other_bits = mode & MODE_BITS & !0o777 & if member { !0 } else { !SET_GID };
-    let new_mode = list.filter(|_| sets_mode).map(|list| other_bits | list.mode());
+    let new_mode = list.filter(|_| sets_mode).map(|list| owned.mode_with_list(&r.cred, &list));
     note_acl(cx, own, new_mode)
 }
 
@@ -170,11 +169,11 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 }
 
 fn require_xattr(read: &dyn Read, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
-    let (uid, gid, mode) = exists(read, ino)?;
+    let owned = owner_of_any(read, ino)?;
     let allowed = if name.starts_with(b"user.") {
-        allows(read, cred, ino, (mode, uid, gid), WRITE)?
+        allows(read, cred, ino, owned, WRITE)?
     } else if is_acl(name) {
-        if cred.uid != 0 && cred.uid != uid {
+        if cred.uid != 0 && cred.uid != owned.uid {
             return Err(Error::name(
                 NameRule::NotOwner,
                 format!("user {} does not own inode {ino}: only its owner sets its list", cred.uid),
@@ -182,20 +181,12 @@ fn require_xattr(read: &dyn Read, cred: &Cred, ino: InodeId, name: &[u8]) -> Res
         }
         true
     } else {
-        cred.uid == 0 || (name.starts_with(b"security.") && cred.uid == uid)
+        cred.uid == 0 || (name.starts_with(b"security.") && cred.uid == owned.uid)
     };
     if allowed {
         return Ok(());
     }
     Err(Error::denied(format!("user {} may not change attribute {:?} of inode {ino}", cred.uid, show(name))))
-}
-
-/// Owner, group and mode of an inode of any kind.
-fn exists(read: &dyn Read, ino: InodeId) -> Result<(u32, u32, u32)> {
-    match find_inode(read, ino)? {
-        Some(inode) => Ok((inode.uid, inode.gid, inode.mode)),
-        None => load_access(read, ino).map(|a| (a.uid, a.gid, a.mode)),
-    }
 }
 
 fn absent(ino: InodeId, name: &[u8]) -> Error {

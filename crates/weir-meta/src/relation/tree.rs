@@ -5,11 +5,12 @@
 use super::record::{RemoteEntry, RemotePlace};
 use crate::keys;
 use crate::namespace::{find_inode, volume};
-use crate::record::{Access, ChangeRecord, MODE_BITS, Record, Tally};
+use crate::record::{Access, ChangeRecord, Record, Tally};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Scan};
 use weir_proto::meta::FileKind;
+use weir_proto::posix::MODE_BITS;
 use weir_proto::relation::{Expected, HomeAttrs, RelationId};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
