@@ -28,7 +28,7 @@ impl ShipQueue {
         if !self.paths_change {
             self.ready_files(request, batch, &mut left)?;
         }
-        self.check();
+        self.check_in_tests();
         Ok(())
     }
 

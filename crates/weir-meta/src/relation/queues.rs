@@ -89,6 +89,11 @@ impl Relations {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Checks the assigned work of all relations.
+    pub fn check(&self) {
+        self.lock().queues.values().for_each(ShipQueue::check);
+    }
+
     /// A mover is silent: its work is assigned to others.
     pub fn take_work_back(&self, session: SessionId) {
         if self.lock().take_work_back(session) {

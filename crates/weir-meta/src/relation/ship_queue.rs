@@ -368,16 +368,20 @@ impl ShipQueue {
         if had_work {
             self.touch_all();
         }
-        self.check();
+        self.check_in_tests();
         had_work
     }
 
-    /// In builds with debug assertions: panics where an invariant of the assigned work does not hold.
-    pub(super) fn check(&self) {
+    /// Panics where an invariant of the assigned work does not hold. In any build, a range is also checked
+    /// when it is assigned.
+    pub fn check(&self) {
+        let changes = self.names_out.values();
+        let changing = changes.flat_map(|out| held_by(&out.step.effect).map(|ino| (ino, out.session)));
+        self.files.check(&changing.collect());
+    }
+    pub(super) fn check_in_tests(&self) {
         if cfg!(debug_assertions) {
-            let changes = self.names_out.values();
-            let changing = changes.flat_map(|out| held_by(&out.step.effect).map(|ino| (ino, out.session)));
-            self.files.check(&changing.collect());
+            self.check();
         }
     }
 
