@@ -37,7 +37,9 @@ impl Meta {
     /// Takes the leadership of the namespace in `kv` (created if it is empty). Nothing expires, and nothing
     /// that must become durable is answered, until [`Meta::run`] runs.
     pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Meta> {
-        Ok(Meta { leader: Leader::open(env, kv, config)? })
+        let leader = Leader::open(env, kv, config)?;
+        leader.end_dead_sessions(&mut leader.lock())?;
+        Ok(Meta { leader })
     }
 
     /// Expires silent sessions and sweeps deleted files, until the journal fails: then the node must stop.

@@ -4,7 +4,7 @@
 //! its reply already is not repeated.
 use super::full_disk::{space_is_short, without_space};
 use super::state::Parked;
-use super::{Leader, NO_SESSION, State};
+use super::{Leader, State};
 use crate::access::Mount;
 use crate::crash_points;
 use crate::keys;
@@ -12,14 +12,14 @@ use crate::namespace::{self, Cx, Events, Rules, View};
 use crate::obstacle::{Obstacle, Obstacles};
 use crate::ops::{Grants, Operation, Work};
 use crate::reach::Place;
-use crate::record::{Inode, Record, SlotRecord, slot_value};
+use crate::record::{Record, SlotRecord, slot_value};
 use crate::session::no_session;
 use crate::witness::witness;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::Instant;
 use weir_kv::{CommitSeq, Txn};
 use weir_proto::meta::{Op, SLOTS};
-use weir_proto::{Error, InodeId, Result, SessionId, Wire, Writer};
+use weir_proto::{Error, Result, SessionId, Wire, Writer};
 use weir_rpc::Connection;
 
 impl Leader {
@@ -188,73 +188,6 @@ impl Leader {
         self.apply_events(state, request.session(), &events)?;
         let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
         Ok((done.expect("the body ran"), first))
-    }
-
-    /// Runs a transaction of the leader itself, in the name of a session that obstacles with no lease.
-    pub fn housekeep(
-        &self,
-        state: &mut State,
-        session: SessionId,
-        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.housekeep_asking(state, session, &mut Obstacles::default(), body)
-    }
-
-    /// The same if there may be obstacles: these are returned in `obstacles`, and nothing is changed.
-    pub fn housekeep_asking(
-        &self,
-        state: &mut State,
-        session: SessionId,
-        obstacles: &mut Obstacles,
-        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let mut events = Events::default();
-        {
-            let live = |s: SessionId| state.sessions.contains_key(&s);
-            let rules = self.rules(state, session, None, &live);
-            let committed = self.kv.transact(&mut |txn| {
-                obstacles.clear();
-                events = Events::default();
-                namespace::run(txn, &rules, obstacles, &mut events, None, &mut *body)
-            })?;
-            state.newest = state.newest.max(committed);
-        }
-        self.env.tasks.crash_point(crash_points::HOUSEKEPT);
-        self.apply_events(state, session, &events)
-    }
-
-    pub fn rules<'a>(
-        &'a self,
-        state: &'a State,
-        session: SessionId,
-        mount: Option<&'a Mount>,
-        live: &'a dyn Fn(SessionId) -> bool,
-    ) -> Rules<'a> {
-        let (now, deaths, layout) = (self.wall(), state.deaths.count, &*self.config.layout);
-        let (quotas, logged, at_home) = (&state.quotas, &state.logged, &*self.config.at_home);
-        let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
-        Rules {
-            session,
-            client: "",
-            mount,
-            now,
-            leases: &state.leases,
-            quotas,
-            live,
-            deaths,
-            logged,
-            mirrored: &state.mirrored,
-            snapshots,
-            snapshotting,
-            at_home,
-            layout,
-        }
-    }
-
-    /// Whether a writer died while data of this file may have been in flight.
-    pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
-        let live = |s: SessionId| state.sessions.contains_key(&s);
-        self.rules(state, NO_SESSION, None, &live).must_recover(ino, inode)
     }
 }
 

@@ -1,5 +1,4 @@
 //! Attributes: what `stat` shows, and setattr with truncation.
-use super::charge::Charge;
 use super::gate::{ChangeableInode, Changed};
 use super::*;
 use bytes::Bytes;
@@ -166,7 +165,7 @@ impl Cx<'_> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
             // Other clients' writes in flight are for a size that is void.
-            inode.writing.token_epoch = super::open::next_truncation(inode.writing.token_epoch);
+            inode.writing.token_epoch = super::writer::next_truncation(inode.writing.token_epoch);
             if !self.truncate_inline(ino, size)? {
                 inode.writing.data_end = inode.writing.data_end.max(inode.size);
             }
@@ -204,15 +203,5 @@ impl Cx<'_> {
             self.txn.put(&keys::data(ino), &data[..size as usize]);
         }
         Ok(true)
-    }
-
-    /// Changes the file's charge.
-    pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
-        let before = Charge::space(inode);
-        (inode.allocated, inode.evicted) = (allocated, evicted);
-        if inode.nlink > 0 {
-            self.charge(inode.parent, Charge::space(inode).and(before.back()))?;
-        }
-        Ok(())
     }
 }

@@ -174,13 +174,8 @@ fn check_batch(files: usize, bytes: usize) -> Result<()> {
 impl Cx<'_> {
     /// The directory of a batch: its session has the names there, and its user may change them.
     fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Result<OwnDir> {
-        let session = self.rules.session;
-        if self.rules.leases.held(session, dir) != LeaseKind::Write {
-            return Err(Error::stale(format!(
-                "session {session} does not have the names of directory {dir} to itself (any more)"
-            )));
-        }
-        Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held())
+        let names = self.held_names(dir)?;
+        Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held(&names))
     }
 
     /// Where files go that a client creates locally; `None`: it has to ask for each.

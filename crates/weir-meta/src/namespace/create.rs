@@ -1,6 +1,7 @@
 //! New names: create, mkdir, symlink, mknod, link.
 use super::charge::Charge;
 use super::gate::{OwnDir, WritableDir};
+use super::writer::place;
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED, Writing};
@@ -186,39 +187,6 @@ impl Cx<'_> {
             parent_lease: nothing(),
         })
     }
-
-    /// Acquires the right to write for this session: a new token epoch if the last writer was another
-    /// session. If that one died, recovery truncates the file: bytes that others wrote past the size until
-    /// then are lost with it.
-    pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
-        let before = inode.clone();
-        let recover = self.rules.must_recover(ino, inode);
-        // Another session that still has it open may have writes in flight.
-        let concurrent_writer = inode.writing.writer != self.rules.session
-            && self.rules.leases.opens_of(inode.writing.writer, ino).write > 0;
-        if concurrent_writer && inode.writing.dirty && !recover {
-            inode.writing.shared_at = inode.writing.shared_at.or(Some(self.rules.deaths));
-        }
-        if recover {
-            inode.writing.token_epoch = super::open::next_truncation(inode.writing.token_epoch);
-            inode.writing.writer = self.rules.session;
-        } else if inode.writing.writer != self.rules.session {
-            inode.writing.token_epoch = inode.writing.token_epoch.saturating_add(1);
-            inode.writing.writer = self.rules.session;
-        }
-        inode.writing.recover = recover;
-        inode.writing.dirty = true;
-        if inode.layout.is_none() {
-            let volume = self.volume_of(inode.parent).unwrap_or(VolumeId::ROOT);
-            inode.layout = self.rules.layout_in(volume).map(|p| place(p, ino));
-        }
-        *inode != before
-    }
-}
-
-/// The layout of a file from its birth.
-pub(super) fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
-    policy.layout(weir_proto::map::Layout::seed_of(ino))
 }
 
 pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {

@@ -12,7 +12,7 @@ use crate::owners::Charged;
 use crate::quotas::Quotas;
 use crate::record::{Access, Inode, NOT_ENUMERATED, Record, Tally, VolumeRecord, no_lease};
 use std::collections::BTreeSet;
-use weir_kv::{Read, Txn};
+use weir_kv::{Read, Scan, Txn};
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::meta::{Attr, Entry, FileKind, Lease, LeaseKind, Time};
 use weir_proto::quota::{Account, Holder};
@@ -159,6 +159,17 @@ impl Cx<'_> {
     }
     pub(super) fn put_access(&mut self, dir: InodeId, access: &Access) {
         self.txn.put(&keys::access(dir), &access.to_value());
+    }
+    pub fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
+        let mut found = Vec::new();
+        self.txn.scan(&start, &end, &mut |key, _| {
+            found.push(key.to_vec());
+            Scan::More
+        })?;
+        for key in found {
+            self.txn.delete(&key);
+        }
+        Ok(())
     }
 }
 

@@ -18,10 +18,10 @@
 use super::evicted::{Found, evictable, layout_to_fill, parse, ranges};
 use super::gate::{Changed, OwnInode};
 use super::keeper::is_held;
-use super::open::next_truncation;
+use super::writer::next_truncation;
 use super::*;
 use crate::quotas::NO_POLICY;
-use crate::record::{EvictedRange, Garbage, StripeTruncation};
+use crate::record::{EvictedRange, StripeTruncation};
 use weir_proto::map::Layout;
 use weir_proto::meta::LeaseKind;
 use weir_proto::recall::{
@@ -220,25 +220,6 @@ impl Cx<'_> {
         for f in all.iter().filter(|f| !known.contains(f)) {
             self.txn.put(&keys::evicted(ino, f.from), &f.range.to_value());
         }
-    }
-
-    /// Notes stripes for the sweeper.
-    pub(super) fn note_garbage(
-        &mut self,
-        ino: InodeId,
-        layout: &Layout,
-        truncation: StripeTruncation,
-    ) -> Result<()> {
-        let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, truncation };
-        // Two parts of a file may be evicted within a tick of the clock. The record of a deletion covers all
-        // others.
-        let mut at = self.rules.now;
-        while truncation != StripeTruncation::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
-            at.nanos += 1;
-        }
-        self.txn.put(&keys::garbage(at, ino), &garbage.to_value());
-        self.events.garbage = true;
-        Ok(())
     }
 
     /// The file is truncated to `size`: the evicted rest is void. Returns the remaining evicted bytes.

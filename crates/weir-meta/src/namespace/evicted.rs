@@ -60,7 +60,7 @@ pub fn layout_to_fill(
     inode: &Inode,
     policy: &dyn Fn() -> Option<LayoutPolicy>,
 ) -> Option<Layout> {
-    inode.layout.or_else(|| policy().map(|p| create::place(p, ino)))
+    inode.layout.or_else(|| policy().map(|p| writer::place(p, ino)))
 }
 
 /// The part of `from..to` that can be evicted: whole stripes, and the tail; not ranges that are evicted

@@ -2,7 +2,8 @@
 //! checked that such a change requires.
 //!
 //! A directory: [`SearchableDir`] may be searched by the user; [`ChangeableDir`] may be changed, is in a
-//! volume that does not mirror a home, and all its names are known; [`OwnDir`] has no other session's lease.
+//! volume that does not mirror a home, and all its names are known; [`OwnDir`] has no other session's lease,
+//! because these were revoked or the session has its names to itself ([`HeldNames`]).
 //! A file: [`WritableFile`] belongs to no snapshot, and its writer is recorded. An inode of any kind:
 //! [`ChangeableInode`] is in a volume that does not mirror a home; [`OwnInode`] has no other session's
 //! conflicting lease, and its record is written together with the entries of the changelog. The fields are
@@ -10,14 +11,16 @@
 use super::cx::unleased;
 use super::cx::{Cx, require_listed};
 use super::permission::require;
-use super::records::{find_link, load_access, load_link};
+use super::records::{find_inode, find_link, load_access, load_link};
+use super::volume;
 use crate::keys;
 use crate::lease::Need;
+use crate::obstacle::Obstacle;
 use crate::record::{Access, Inode, Link, Tally, directory_attr};
-use weir_proto::meta::{Cred, Entry, Range};
+use weir_proto::meta::{Cred, Entry, LeaseKind, Range};
 use weir_proto::posix::{SEARCH, WRITE};
 use weir_proto::relation::What;
-use weir_proto::{InodeId, Result};
+use weir_proto::{Error, InodeId, NameRule, Result, VolumeId};
 
 /// A directory in which a user may search.
 pub(super) struct SearchableDir<'a> {
@@ -44,6 +47,9 @@ pub(super) struct OwnDir {
     access: Access,
 }
 
+/// A directory whose names the session has to itself.
+pub(super) struct HeldNames(InodeId);
+
 /// A file whose data this session may change from now on.
 pub(super) struct WritableFile {
     inode: Inode,
@@ -64,6 +70,40 @@ pub(super) enum Changed<'a> {
 }
 
 impl Cx<'_> {
+    /// Refuses a change of a volume that mirrors a home, by any client.
+    pub(super) fn require_own(&self, volume: VolumeId) -> Result<()> {
+        if !self.rules.mirrored.contains(&volume) {
+            return Ok(());
+        }
+        let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
+        Err(Error::name(NameRule::ReadOnly, why))
+    }
+    /// The same for an inode in it.
+    pub(super) fn require_own_inode(&self, ino: InodeId) -> Result<()> {
+        if self.rules.mirrored.is_empty() {
+            return Ok(());
+        }
+        let dir = find_inode(self.read(), ino)?.map_or(ino, |inode| inode.parent);
+        volume::find_volume_of(self.read(), dir)?.map_or(Ok(()), |volume| self.require_own(volume))
+    }
+    /// No other session gets the right to write in a volume while its snapshot waits for those that have it.
+    pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
+        let (leases, session) = (self.rules.leases, self.rules.session);
+        if self.rules.snapshotting.is_none()
+            || inode.nlink == 0
+            || leases.held(session, ino) == LeaseKind::Write
+        {
+            return Ok(());
+        }
+        self.wait_for_snapshot_of(self.volume_of(inode.parent)?)
+    }
+    pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
+        if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
+            self.obstacles.push(Obstacle::Snapshot { root });
+        }
+        self.clear()
+    }
+
     pub(super) fn inode_to_change(&self, ino: InodeId) -> Result<ChangeableInode> {
         self.require_own_inode(ino)?;
         Ok(ChangeableInode(ino))
@@ -81,6 +121,17 @@ impl Cx<'_> {
         let access = load_access(self.read(), dir)?;
         require(self.read(), cred, &access, dir, SEARCH)?;
         Ok(SearchableDir { ino: dir, access, cred })
+    }
+
+    /// Fails unless the session has the names of the directory to itself.
+    pub(super) fn held_names(&self, dir: InodeId) -> Result<HeldNames> {
+        let session = self.rules.session;
+        if self.rules.leases.held(session, dir) == LeaseKind::Write {
+            return Ok(HeldNames(dir));
+        }
+        Err(Error::stale(format!(
+            "session {session} does not have the names of directory {dir} to itself (any more)"
+        )))
     }
 
     pub(super) fn dir_to_write(&self, cred: &Cred, dir: InodeId) -> Result<WritableDir> {
@@ -140,8 +191,9 @@ impl ChangeableDir {
         cx.clear()?;
         Ok(OwnDir { ino: self.ino, access: self.access })
     }
-    /// The session has the names of the directory to itself already.
-    pub fn held(self) -> OwnDir {
+    /// The session has its names to itself: no other lease is to be revoked.
+    pub fn held(self, names: &HeldNames) -> OwnDir {
+        assert_eq!(names.0, self.ino, "the session has the names of another directory to itself");
         OwnDir { ino: self.ino, access: self.access }
     }
 }
@@ -154,7 +206,7 @@ pub(super) fn revoke_both(
 ) -> Result<(OwnDir, OwnDir)> {
     cx.need(one.ino, Need::Change);
     let other = other.revoke(cx, others)?;
-    Ok((one.held(), other))
+    Ok((OwnDir { ino: one.ino, access: one.access }, other))
 }
 
 impl OwnDir {

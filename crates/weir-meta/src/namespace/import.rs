@@ -201,7 +201,7 @@ impl Into<'_> {
             ctime: now,
             btime: now,
             data_version: 0,
-            layout: cx.rules.layout_in(self.access.volume).filter(|_| regular).map(|p| create::place(p, ino)),
+            layout: cx.rules.layout_in(self.access.volume).filter(|_| regular).map(|p| writer::place(p, ino)),
             parent: self.dir,
             writing: Writing::default(),
             evicted: bytes,

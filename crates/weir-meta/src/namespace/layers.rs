@@ -9,11 +9,11 @@
 //!
 //! Knows nothing of which client copies when: clients that write decide that.
 use super::keeper::is_held;
-use super::objects::{OBJECT_BIT, references};
-use super::open::next_truncation;
+use super::objects::OBJECT_BIT;
+use super::writer::next_truncation;
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{LayerRecord, StripeTruncation};
+use crate::record::LayerRecord;
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::Layers;
@@ -168,23 +168,6 @@ impl Cx<'_> {
         now.writing.token_epoch = fence;
         self.put_inode(ino, &now);
         Ok(())
-    }
-
-    /// A file is deleted: its object is dropped, unless a snapshot holds it.
-    pub(super) fn release_object(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
-        if inode.layered() > 0 {
-            self.delete_range(keys::range_of(b'Z', ino.0))?;
-        }
-        let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) else { return Ok(()) };
-        let object = inode.object(ino);
-        let held = !(self.rules.snapshots.is_empty() && inode.layers.is_none());
-        if held && references(self.read(), object)? > 0 {
-            return Ok(());
-        }
-        if object.0 & OBJECT_BIT != 0 {
-            self.txn.delete(&keys::owner(object));
-        }
-        self.note_garbage(object, &layout, StripeTruncation::ALL)
     }
 }
 

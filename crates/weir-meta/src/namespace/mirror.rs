@@ -19,25 +19,6 @@ use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportRelist
 /// Names gone at home that one transaction removes; the others when the directory is read next, at once.
 const GONE_MAX: usize = 512;
 
-impl Cx<'_> {
-    /// Refuses a change of a volume that mirrors a home, by any client.
-    pub(super) fn require_own(&self, volume: VolumeId) -> Result<()> {
-        if !self.rules.mirrored.contains(&volume) {
-            return Ok(());
-        }
-        let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
-        Err(Error::name(NameRule::ReadOnly, why))
-    }
-    /// The same for an inode in it.
-    pub(super) fn require_own_inode(&self, ino: InodeId) -> Result<()> {
-        if self.rules.mirrored.is_empty() {
-            return Ok(());
-        }
-        let dir = find_inode(self.read(), ino)?.map_or(ino, |inode| inode.parent);
-        volume::find_volume_of(self.read(), dir)?.map_or(Ok(()), |volume| self.require_own(volume))
-    }
-}
-
 /// All names of a directory are known: if its relation mirrors it is read again from now on.
 pub fn begin(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId) -> Result<()> {
     if store::find_relation(cx.read(), relation)?.is_some_and(|record| record.mirrors()) {

@@ -17,6 +17,7 @@ mod cx;
 pub mod data;
 pub mod evict;
 pub mod evicted;
+mod garbage;
 mod gate;
 pub mod home;
 pub mod import;
@@ -41,6 +42,7 @@ pub mod snapshot_view;
 pub mod trash;
 mod usage;
 pub mod volume;
+mod writer;
 pub mod xattr;
 
 pub use charge::Charge;

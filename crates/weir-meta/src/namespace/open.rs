@@ -1,8 +1,9 @@
 //! Files in use: open, close, the right to write, recovery.
 use super::remove::release_orphan;
+use super::writer::next_truncation;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened, TRUNCATION_SHIFT, truncations};
+use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened, truncations};
 use weir_proto::relation::What;
 
 impl Cx<'_> {
@@ -95,10 +96,6 @@ fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 
-pub(super) fn next_truncation(token_epoch: u32) -> u32 {
-    truncations(token_epoch).saturating_add(1).min(truncations(u32::MAX)) << TRUNCATION_SHIFT
-}
-
 pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
     let Some(mut inode) = find_inode(cx.read(), r.ino)? else {
         cx.need(r.ino, Need::GetAttr);
@@ -152,17 +149,6 @@ pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Acquires the right to write an existing file, and notifies relations by an empty range. The writer may
-    /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
-    pub(super) fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
-        let was_clean = !inode.writing.dirty;
-        let changed = self.take_writer(ino, inode);
-        if was_clean && inode.nlink > 0 {
-            self.log(inode.parent, || What::Data { ino, offset: 0, len: 0 })?;
-        }
-        Ok(changed)
-    }
-
     /// The changes of records by the end of opens of this session. `clean`: its writers left no uncommitted
     /// bytes.
     pub(super) fn close_opens(&mut self, ino: InodeId, reads: u32, writes: u32, clean: bool) -> Result<()> {

@@ -110,18 +110,6 @@ impl Cx<'_> {
         log_removed(self, dir, name, link)
     }
 
-    pub fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
-        let mut found = Vec::new();
-        self.txn.scan(&start, &end, &mut |key, _| {
-            found.push(key.to_vec());
-            Scan::More
-        })?;
-        for key in found {
-            self.txn.delete(&key);
-        }
-        Ok(())
-    }
-
     /// Removes an empty directory whose name has been removed already.
     pub(super) fn destroy_directory(&mut self, parent: InodeId, dir: InodeId) -> Result<()> {
         self.txn.delete(&keys::access(dir));

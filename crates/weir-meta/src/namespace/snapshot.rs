@@ -135,24 +135,6 @@ impl Cx<'_> {
         }
         self.clear()
     }
-
-    /// No other session gets the right to write in a volume while its snapshot waits for those that have it.
-    pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
-        let (leases, session) = (self.rules.leases, self.rules.session);
-        if self.rules.snapshotting.is_none()
-            || inode.nlink == 0
-            || leases.held(session, ino) == LeaseKind::Write
-        {
-            return Ok(());
-        }
-        self.wait_for_snapshot_of(self.volume_of(inode.parent)?)
-    }
-    pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
-        if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
-            self.obstacles.push(Obstacle::Snapshot { root });
-        }
-        self.clear()
-    }
 }
 
 pub fn delete(cx: &mut Cx<'_>, r: &SnapshotDelete) -> Result<Snapshot> {

@@ -228,7 +228,7 @@ pub fn read_open(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result
         return Err(Error::denied(format!("user {} may not {verb} inode {}", r.cred.uid, r.ino)));
     }
     let inline = snapshot_view.get(&keys::data(r.ino))?.map(Bytes::from);
-    let fence = if inode.writing.dirty { open::next_truncation(inode.writing.token_epoch) } else { 0 };
+    let fence = if inode.writing.dirty { writer::next_truncation(inode.writing.token_epoch) } else { 0 };
     let now = find_inode(read, r.ino)?;
     // Its leftovers are decided before the file gets another object.
     let is_left = |now: &Inode| now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, now);

@@ -7,6 +7,7 @@ use super::charge::Charge;
 use super::cx::Cx;
 use super::records::load_access;
 use crate::keys::{self, Counter};
+use crate::record::Inode;
 use weir_kv::Read;
 use weir_proto::meta::{FsStat, Usage};
 use weir_proto::{Error, InodeId, Result, VolumeId};
@@ -67,6 +68,16 @@ impl Cx<'_> {
             self.txn.add(&keys::volume_usage(volume, counter), delta);
             self.txn.add(&keys::volume_usage(ALL_BUT_ROOT, counter), delta);
         }
+    }
+
+    /// Changes the file's charge.
+    pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
+        let before = Charge::space(inode);
+        (inode.allocated, inode.evicted) = (allocated, evicted);
+        if inode.nlink > 0 {
+            self.charge(inode.parent, Charge::space(inode).and(before.back()))?;
+        }
+        Ok(())
     }
 }
 

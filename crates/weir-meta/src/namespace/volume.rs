@@ -19,6 +19,7 @@ use crate::quotas::Quotas;
 use crate::record::VolumeRecord;
 use bytes::Bytes;
 use weir_kv::Scan;
+use weir_proto::quota::ALL_VOLUMES;
 use weir_proto::volume::{Quota, Retention, VOLUME_PATH_MAX, check_volume_name};
 
 /// The name of the volume that contains everything outside of other volumes.
@@ -67,6 +68,28 @@ impl Cx<'_> {
         record.path = moved_path(&record.path, to.1, same);
         self.put_volume(volume, &record);
         Ok(())
+    }
+
+    /// Clients that create files there locally report them, and ask for each one from now on. Volume 0: all.
+    pub(super) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, dir) in self.rules.leases.held_names() {
+            if volume == ALL_VOLUMES || load_access(self.read(), dir)?.volume == volume {
+                self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        Ok(())
+    }
+    /// A client that writes a file of the volume learns of the new limit with the next lease.
+    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, ino) in self.rules.leases.writers() {
+            let inode = find_inode(self.read(), ino)?;
+            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
+                && (volume == ALL_VOLUMES || self.volume_of(inode.parent)? == volume)
+            {
+                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        self.clear()
     }
 
     fn put_volume(&mut self, id: VolumeId, record: &VolumeRecord) {

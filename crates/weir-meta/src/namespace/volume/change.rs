@@ -10,7 +10,6 @@ use crate::record::VolumeRecord;
 use weir_kv::Scan;
 use weir_proto::map::Scheme;
 use weir_proto::meta::Mkdir;
-use weir_proto::quota::ALL_VOLUMES;
 use weir_proto::volume::{
     ADMINS_MAX, Quota, Retention, SetWriteFloor, VOLUME_PATH_MAX, Volume, VolumeChange, VolumeCreate,
     VolumeDelete,
@@ -155,30 +154,6 @@ pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Result<Volume> {
     record.write_floor = r.members;
     cx.put_volume(r.volume, &record);
     shown(cx.read(), r.volume, record)
-}
-
-impl Cx<'_> {
-    /// Clients that create files there locally report them, and ask for each one from now on. Volume 0: all.
-    pub(in crate::namespace) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
-        for (session, dir) in self.rules.leases.held_names() {
-            if volume == ALL_VOLUMES || load_access(self.read(), dir)?.volume == volume {
-                self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
-            }
-        }
-        Ok(())
-    }
-    /// A client that writes a file of the volume learns of the new limit with the next lease.
-    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
-        for (session, ino) in self.rules.leases.writers() {
-            let inode = find_inode(self.read(), ino)?;
-            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
-                && (volume == ALL_VOLUMES || self.volume_of(inode.parent)? == volume)
-            {
-                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
-            }
-        }
-        self.clear()
-    }
 }
 
 pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
