@@ -11,6 +11,7 @@
 mod access;
 mod allowances;
 mod backup;
+mod calls;
 mod compare;
 pub mod copies;
 pub mod crash_points;

@@ -21,6 +21,21 @@ pub enum Work<R: Request> {
     Change(fn(&mut Cx<'_>, &R) -> Result<R::Reply>),
 }
 
+/// Whether an operation may conflict with holdings of a session that has not returned since a restart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InGrace {
+    /// In the volumes that it reaches. A transaction is a change there.
+    ByVolume,
+    /// As [`InGrace::ByVolume`], but the transaction changes only what its reach declares as changed.
+    AsReached,
+    /// As [`InGrace::ByVolume`], unless its session has this lease on its one inode.
+    UnderRead,
+    UnderWrite,
+    /// As [`InGrace::ByVolume`]. It may give an inode its first name, and so its volume.
+    FirstName,
+    Never,
+}
+
 /// An operation on the namespace.
 pub trait Operation: Reaches {
     fn session(&self) -> SessionId;
@@ -33,6 +48,7 @@ pub trait Operation: Reaches {
     fn further_inodes(&self) -> Vec<InodeId> {
         Vec::new()
     }
+    const IN_GRACE: InGrace = InGrace::ByVolume;
     /// Whether the reply may leave before the change is durable: it reveals nothing.
     const EARLY: bool = false;
     /// Whether it takes space that nothing returns: on a disk that is nearly full it is refused, so that

@@ -17,7 +17,7 @@ use weir_proto::meta::*;
 use weir_proto::quota::ReclaimSpace;
 use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, InodeId, NamespaceId, Result, SessionId};
-use weir_rpc::{Call, Connection, Reply};
+use weir_rpc::{Connection, Reply};
 
 /// After a connection ended it is checked whether the client's process is gone.
 const END_DEAD_AFTER: [Duration; 4] = [
@@ -150,11 +150,8 @@ impl Leader {
     }
 
     /// A client that reads after the answer waits for that map.
-    pub fn note_map(self: &Arc<Self>, call: &Call) -> Outcome {
-        let (leader, r) = match call.decode::<NoteMap>() {
-            Ok(r) => (self.clone(), r),
-            Err(e) => return Outcome::refused(e),
-        };
+    pub fn note_map(self: &Arc<Self>, r: NoteMap) -> Outcome {
+        let leader = self.clone();
         let noted = move |leader: &Leader| {
             leader.lock().session(r.session)?;
             leader.note_written_under(r.map_version);
