@@ -5,20 +5,21 @@
 
 use crate::lease::{ByInode, LeaseTable, Numbers, Opens};
 use crate::namespace::{Cx, View};
+use crate::obstacle::Attempt;
 use crate::quotas::Quotas;
 use crate::reach::Reaches;
 use weir_env::Instant;
 use weir_proto::births::{Birth, NamesLeased};
 use weir_proto::meta::{Entry, FileKind, Lease, LeaseKind, Op};
 use weir_proto::quota::Account;
-use weir_proto::{InodeId, Request, Result, SessionId};
+use weir_proto::{InodeId, Request, SessionId};
 
 /// How an operation works.
 pub enum Work<R: Request> {
     /// Reads one state of the store.
-    Show(fn(&mut View<'_>, &R) -> Result<R::Reply>),
+    Show(fn(&mut View<'_>, &R) -> Attempt<R::Reply>),
     /// Is a transaction.
-    Change(fn(&mut Cx<'_>, &R) -> Result<R::Reply>),
+    Change(fn(&mut Cx<'_>, &R) -> Attempt<R::Reply>),
 }
 
 /// Whether an operation may conflict with holdings of a session that has not returned since a restart.

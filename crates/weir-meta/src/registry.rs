@@ -14,9 +14,10 @@ use crate::leader::Leader;
 use crate::leader::outcome::Outcome;
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename, report,
-    snapshot, snapshot_view, totals, usage_of, volume, xattr,
+    Cx, View, attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename,
+    report, snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
+use crate::obstacle::Halt;
 use crate::ops::{Grants, InGrace, Operation, Work};
 use crate::quotas::Quotas;
 use crate::reach::{
@@ -39,13 +40,21 @@ use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, SessionId};
 use weir_rpc::Call;
 
+/// Gives the closure of a row its types. Its error is a [`Halt`], or becomes one.
+fn shows<R, T, E>(run: fn(&mut View<'_>, &R) -> Result<T, E>) -> fn(&mut View<'_>, &R) -> Result<T, E> {
+    run
+}
+fn runs<R, T, E>(run: fn(&mut Cx<'_>, &R) -> Result<T, E>) -> fn(&mut Cx<'_>, &R) -> Result<T, E> {
+    run
+}
+
 macro_rules! work {
     (show $run:expr) => {
         fn session(&self) -> SessionId {
             self.session
         }
         fn work() -> Work<Self> {
-            Work::Show($run)
+            Work::Show(|view, r| shows::<Self, _, _>($run)(view, r).map_err(Halt::from))
         }
     };
     (touch $run:expr) => {
@@ -53,7 +62,7 @@ macro_rules! work {
             self.session
         }
         fn work() -> Work<Self> {
-            Work::Change($run)
+            Work::Change(|cx, r| runs::<Self, _, _>($run)(cx, r).map_err(Halt::from))
         }
     };
     (early $run:expr) => {
@@ -76,7 +85,7 @@ macro_rules! work {
             Some(&self.op)
         }
         fn work() -> Work<Self> {
-            Work::Change($run)
+            Work::Change(|cx, r| runs::<Self, _, _>($run)(cx, r).map_err(Halt::from))
         }
     };
 }

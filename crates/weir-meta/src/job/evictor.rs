@@ -9,7 +9,7 @@ use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
-use crate::obstacle::Obstacles;
+use crate::obstacle::{Halt, Obstacles};
 use crate::record::{Inode, Record};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -272,7 +272,11 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         freed = Some(before.saturating_sub(inode.online()));
         Ok(())
     });
-    if obstacles.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(obstacles) }
+    match done {
+        Ok(()) => Tried::Done(Ok(freed)),
+        Err(Halt::Blocked) => Tried::InTheWay(obstacles),
+        Err(Halt::Failed(e)) => Tried::Done(Err(e)),
+    }
 }
 
 /// The only writer of a file evicts what it can of it up to `end`; returns the bytes freed.

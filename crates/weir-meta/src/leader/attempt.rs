@@ -9,7 +9,7 @@ use crate::access::Mount;
 use crate::crash_points;
 use crate::keys;
 use crate::namespace::{self, Cx, Events, Rules, View};
-use crate::obstacle::{Obstacle, Obstacles};
+use crate::obstacle::{Attempt, Halt, Obstacle, Obstacles, discarding};
 use crate::ops::{Grants, Operation, Work};
 use crate::reach::Place;
 use crate::record::{Record, SlotRecord, slot_value};
@@ -42,10 +42,14 @@ impl Leader {
         let mount = self.mount_at(state, on);
         let mut obstacles = std::mem::take(&mut state.obstacles);
         obstacles.clear();
-        let ran = self.run(state, request, mount.as_deref(), &mut obstacles);
-        if obstacles.is_empty() {
+        let ran = match self.run(state, request, mount.as_deref(), &mut obstacles) {
+            Ok(reply) => Some(Ok(reply)),
+            Err(Halt::Failed(e)) => Some(Err(self.map_error(e))),
+            Err(Halt::Blocked) => None,
+        };
+        assert_eq!(ran.is_none(), !obstacles.is_empty(), "{}: it is blocked by obstacles", R::NAME);
+        if let Some(ran) = ran {
             state.obstacles = obstacles;
-            let ran = ran.map_err(|e| self.map_error(e));
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
                 // The change stands, even if it could not be audited.
@@ -75,15 +79,13 @@ impl Leader {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-    ) -> Result<Vec<u8>> {
+    ) -> Attempt<Vec<u8>> {
         for reach in request.reach().iter().flatten() {
             if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
                 state.leases.names_conflict(request.session(), dir, reach.changes, obstacles);
             }
         }
-        if !obstacles.is_empty() {
-            return Err(Error::unavailable(String::new()));
-        }
+        obstacles.halt()?;
         let (mut reply, first) = match R::work() {
             Work::Show(show) => (self.show(state, request, mount, obstacles, show)?, true),
             Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
@@ -122,19 +124,20 @@ impl Leader {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-        show: fn(&mut View<'_>, &R) -> Result<R::Reply>,
-    ) -> Result<R::Reply> {
+        show: fn(&mut View<'_>, &R) -> Attempt<R::Reply>,
+    ) -> Attempt<R::Reply> {
         let live = |s: SessionId| state.sessions.contains_key(&s);
         let rules = self.rules(state, request.session(), mount, &live);
-        let mut reply = None;
+        let mut shown = None;
         self.kv.read(&mut |read| {
             obstacles.clear();
             let mapped = namespace::admit::admit(read, &rules, request)?;
             let request = mapped.as_ref().unwrap_or(request);
-            reply = Some(show(&mut View { read, rules: &rules, obstacles }, request)?);
+            shown = Some(show(&mut View { read, rules: &rules, obstacles }, request));
             Ok(())
         })?;
-        Ok(reply.expect("the body ran"))
+        obstacles.halt()?;
+        shown.expect("the body ran")
     }
 
     /// The reply, and whether it was made now or earlier.
@@ -144,11 +147,12 @@ impl Leader {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-        change: fn(&mut Cx<'_>, &R) -> Result<R::Reply>,
-    ) -> Result<(R::Reply, bool)> {
+        change: fn(&mut Cx<'_>, &R) -> Attempt<R::Reply>,
+    ) -> Attempt<(R::Reply, bool)> {
         let op = request.op();
         op.map_or(Ok(()), check_slot)?;
         let (mut done, mut replayed, mut events) = (None, false, Events::default());
+        let mut halt = None;
         let is_short = R::GROWS && self.kv.is_space_short();
         let mut refused = false;
         {
@@ -171,8 +175,8 @@ impl Leader {
                 let mapped = namespace::admit::admit(&*txn, &rules, request)?;
                 let request = mapped.as_ref().unwrap_or(request);
                 let uid = request.cred().map(|cred| cred.uid);
-                let reply =
-                    namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request))?;
+                let ran = namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request));
+                let reply = discarding(ran, &mut halt)?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
                     txn.put(&keys::slot(op.session, op.slot), &value);
@@ -181,6 +185,9 @@ impl Leader {
                 refused = false;
                 Ok(())
             });
+            if let Some(Halt::Blocked) = halt {
+                return Err(Halt::Blocked);
+            }
             let committed = committed.map_err(|e| if refused { e } else { without_space::<R>(e) })?;
             state.newest = state.newest.max(committed);
         }

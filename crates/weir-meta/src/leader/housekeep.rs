@@ -3,9 +3,9 @@ use super::{Leader, NO_SESSION, State};
 use crate::access::Mount;
 use crate::crash_points;
 use crate::namespace::{self, Cx, Events, Rules};
-use crate::obstacle::Obstacles;
+use crate::obstacle::{Attempt, Halt, Obstacles, discarding};
 use crate::record::Inode;
-use weir_proto::{InodeId, Result, SessionId};
+use weir_proto::{Error, InodeId, Result, SessionId};
 
 impl Leader {
     /// Runs a transaction of the leader itself, in the name of a session: its own leases are not obstacles.
@@ -15,7 +15,12 @@ impl Leader {
         session: SessionId,
         body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.housekeep_asking(state, session, &mut Obstacles::default(), body)
+        let mut obstacles = Obstacles::default();
+        let done = self.housekeep_asking(state, session, &mut obstacles, &mut |cx| Ok(body(cx)?));
+        done.map_err(|halt| match halt {
+            Halt::Blocked => Error::unavailable(format!("the leader's own work is blocked: {obstacles:?}")),
+            Halt::Failed(e) => e,
+        })
     }
 
     /// As [`Leader::housekeep`], but there may be obstacles: they are returned, and nothing is changed.
@@ -24,21 +29,26 @@ impl Leader {
         state: &mut State,
         session: SessionId,
         obstacles: &mut Obstacles,
-        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let mut events = Events::default();
+        body: &mut dyn FnMut(&mut Cx<'_>) -> Attempt<()>,
+    ) -> Attempt<()> {
+        let (mut events, mut halt) = (Events::default(), None);
         {
             let live = |s: SessionId| state.sessions.contains_key(&s);
             let rules = self.rules(state, session, None, &live);
             let committed = self.kv.transact(&mut |txn| {
                 obstacles.clear();
                 events = Events::default();
-                namespace::run(txn, &rules, obstacles, &mut events, None, &mut *body)
-            })?;
-            state.newest = state.newest.max(committed);
+                let ran = namespace::run(txn, &rules, obstacles, &mut events, None, &mut *body);
+                discarding(ran, &mut halt)
+            });
+            if let Some(Halt::Blocked) = halt {
+                return Err(Halt::Blocked);
+            }
+            state.newest = state.newest.max(committed?);
         }
         self.env.tasks.crash_point(crash_points::HOUSEKEPT);
-        self.apply_events(state, session, &events)
+        self.apply_events(state, session, &events)?;
+        Ok(())
     }
 
     pub fn rules<'a>(

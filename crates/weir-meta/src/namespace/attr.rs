@@ -6,7 +6,7 @@ use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarge
 use weir_proto::posix::{Change, MayWrite, Refused};
 use weir_proto::relation::What;
 
-pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
+pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Attempt<LookedUp> {
     check_name(&r.name)?;
     let access = load_access(view.read, r.parent)?;
     require(view.read, &r.cred, &access, r.parent, SEARCH)?;
@@ -20,10 +20,10 @@ pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
     Ok(LookedUp { entry: Some(entry), parent_lease: nothing() })
 }
 
-pub fn getattr(view: &mut View<'_>, ino: InodeId) -> Result<Entry> {
+pub fn getattr(view: &mut View<'_>, ino: InodeId) -> Attempt<Entry> {
     view.need(ino, Need::GetAttr);
     view.clear()?;
-    entry(view.read, view.rules, ino)
+    Ok(entry(view.read, view.rules, ino)?)
 }
 
 pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
@@ -36,7 +36,7 @@ pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
     Ok(LinkTarget { target: Bytes::from(target) })
 }
 
-pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
+pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Attempt<Entry> {
     let changeable = cx.inode_to_change(r.ino)?;
     match find_inode(cx.read(), r.ino)? {
         Some(inode) => set_file(cx, r, changeable, inode),
@@ -44,7 +44,7 @@ pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     }
 }
 
-fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode: Inode) -> Result<Entry> {
+fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode: Inode) -> Attempt<Entry> {
     let change = permitted_change(cx, r, inode.owned())?;
     if let Some(size) = r.size {
         check_size(r.ino, &inode, size)?;
@@ -64,17 +64,18 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode
     inode.mtime = r.mtime.unwrap_or(inode.mtime);
     inode.ctime = cx.rules.after(inode.ctime);
     let has_attributes = r.mode.or(r.uid).or(r.gid).is_some() || r.atime.or(r.mtime).is_some();
-    own.put_file(cx, &inode, if has_attributes { Changed::Attributes } else { Changed::Nothing })
+    Ok(own.put_file(cx, &inode, if has_attributes { Changed::Attributes } else { Changed::Nothing })?)
 }
 
-fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> Result<Entry> {
+fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> Attempt<Entry> {
     let mut access = load_access(cx.read(), r.ino)?;
     let mut tally = load_tally(cx.read(), r.ino)?;
     if r.size.is_some() {
         return Err(Error::name(
             NameRule::IsDirectory,
             format!("inode {} is a directory: it has no size", r.ino),
-        ));
+        )
+        .into());
     }
     let change = permitted_change(cx, r, access.owned())?;
     let own = changeable.revoke(cx, &[Need::Change])?;
@@ -87,7 +88,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> R
     access.atime = r.atime.unwrap_or(access.atime);
     tally.mtime = r.mtime.unwrap_or(tally.mtime);
     tally.ctime = cx.rules.after(tally.ctime);
-    own.put_directory(cx, &access, &tally)
+    Ok(own.put_directory(cx, &access, &tally)?)
 }
 
 /// Sets access times after reads. Nothing else changes, so no lease conflicts: a client that caches

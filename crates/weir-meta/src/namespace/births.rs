@@ -106,7 +106,7 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
 }
 
 /// A directory whose maker has its names from its first moment: no other client has seen it.
-pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Result<MadeWithNames> {
+pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Attempt<MadeWithNames> {
     let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.name.clone());
     let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode, umask: r.umask };
     let Made { entry, parent_attr, parent_lease } = super::create::mkdir(cx, &mkdir)?;
@@ -117,7 +117,7 @@ pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Result<MadeWithN
     Ok(MadeWithNames { names, parent_attr, parent_lease })
 }
 
-pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
+pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
     let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
     check_batch(r.births.len(), r.births.iter().map(bytes).sum())?;
     let (dir, session) = (cx.names_of_batch(r.dir, &r.cred)?, cx.rules.session);
@@ -134,7 +134,7 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
     Ok(CreatedMany { parent_attr: directory_attr(r.dir, &birth.access, &birth.tally) })
 }
 
-pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
+pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Attempt<RemovedMany> {
     check_batch(r.removals.len(), r.removals.iter().map(|removal| removal.name.len()).sum())?;
     let dir = cx.names_of_batch(r.dir, &r.cred)?;
     for removal in &r.removals {
@@ -145,7 +145,8 @@ pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
                 show(&removal.name),
                 r.dir,
                 removal.ino
-            )));
+            ))
+            .into());
         }
         cx.require_removable(&r.cred, dir.access(), &link)?;
         cx.need(link.ino, Need::Change);
@@ -173,7 +174,7 @@ fn check_batch(files: usize, bytes: usize) -> Result<()> {
 
 impl Cx<'_> {
     /// The directory of a batch: its session has the names there, and its user may change them.
-    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Result<OwnDir> {
+    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Attempt<OwnDir> {
         let names = self.held_names(dir)?;
         Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held(&names))
     }

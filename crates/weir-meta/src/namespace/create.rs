@@ -87,14 +87,14 @@ impl Birth {
 
 impl Cx<'_> {
     /// Checks that `name` can be made in `parent` and that no lease conflicts.
-    fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Birth> {
+    fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Attempt<Birth> {
         check_name(name)?;
         let dir = self.dir_to_search(cred, parent)?;
         if dir.find(self, name)?.is_some() {
-            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))));
+            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))).into());
         }
         let dir = dir.for_change(self)?.revoke(self, &[])?;
-        Birth::of(self, dir)
+        Ok(Birth::of(self, dir)?)
     }
 
     /// Mode and lists of a new inode.
@@ -174,7 +174,7 @@ impl Cx<'_> {
         Ok(ino)
     }
 
-    fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Result<Made> {
+    fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Attempt<Made> {
         let (uid, gid) = (inode.uid, inode.gid);
         self.require_inode(Account { volume: birth.access.volume, uid, gid })?;
         let ino = self.create_inode(&mut birth, name, inode.kind)?;
@@ -189,7 +189,7 @@ impl Cx<'_> {
     }
 }
 
-pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
+pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Attempt<Created> {
     check_name(&r.name)?;
     let dir = cx.dir_to_search(&r.cred, r.parent)?;
     if let Some(link) = dir.find(cx, &r.name)? {
@@ -248,9 +248,9 @@ pub mod meta_open {
     pub const WRITE: u8 = 2;
 }
 
-fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Created> {
+fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Attempt<Created> {
     if r.exclusive {
-        return Err(Error::exists(format!("{:?} is in directory {} already", show(&r.name), r.parent)));
+        return Err(Error::exists(format!("{:?} is in directory {} already", show(&r.name), r.parent)).into());
     }
     let parent_attr = directory(cx.read(), r.parent)?;
     let (entry, inline) = match link.kind {
@@ -260,7 +260,9 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
             (opened.entry, opened.inline)
         }
         FileKind::Directory if r.open & meta_open::WRITE != 0 => {
-            return Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))));
+            return Err(
+                Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))).into()
+            );
         }
         kind => {
             cx.need(link.ino, Need::GetAttr);
@@ -271,7 +273,7 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
     Ok(Created { entry, parent_attr, parent_lease: nothing(), created: false, inline })
 }
 
-pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
+pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     cx.require_inode(birth.account(&r.cred))?;
     let ino = cx.create_inode(&mut birth, &r.name, FileKind::Directory)?;
@@ -308,9 +310,9 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     })
 }
 
-pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
+pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Attempt<Made> {
     if r.target.is_empty() || r.target.contains(&0) {
-        return Err(Error::invalid("a symbolic link needs a target without zero bytes"));
+        return Err(Error::invalid("a symbolic link needs a target without zero bytes").into());
     }
     if r.target.len() > SYMLINK_MAX {
         return Err(Error::name(
@@ -319,7 +321,8 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
                 "the target of a symbolic link has {} bytes: at most {SYMLINK_MAX} are allowed",
                 r.target.len()
             ),
-        ));
+        )
+        .into());
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
@@ -329,9 +332,9 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
     Ok(made)
 }
 
-pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
+pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Attempt<Made> {
     if matches!(r.kind, FileKind::Directory | FileKind::Symlink) {
-        return Err(Error::invalid("mknod makes files, pipes, sockets and devices only"));
+        return Err(Error::invalid("mknod makes files, pipes, sockets and devices only").into());
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
@@ -342,7 +345,7 @@ pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
     Ok(made)
 }
 
-pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
+pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
     check_name(&r.name)?;
     let mut inode = match find_inode(cx.read(), r.ino)? {
         Some(inode) => inode,
@@ -351,15 +354,18 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
             return Err(Error::name(
                 NameRule::NotOwner,
                 format!("inode {} is a directory: no hard links", r.ino),
-            ));
+            )
+            .into());
         }
     };
     let first = inode.nlink == 0;
     if first && (inode.parent != NEVER_NAMED || !cx.rules.leases.is_open_by(cx.rules.session, r.ino)) {
-        return Err(Error::not_found(format!("inode {} has no name any more", r.ino)));
+        return Err(Error::not_found(format!("inode {} has no name any more", r.ino)).into());
     }
     if inode.nlink >= LINKS_MAX {
-        return Err(Error::name(NameRule::TooManyLinks, format!("inode {} has {LINKS_MAX} links", r.ino)));
+        return Err(
+            Error::name(NameRule::TooManyLinks, format!("inode {} has {LINKS_MAX} links", r.ino)).into()
+        );
     }
     cx.need(r.ino, Need::Change);
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;

@@ -3,7 +3,7 @@ use super::gate::Changed;
 use super::*;
 use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, truncations};
 
-pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
+pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Attempt<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
     check(cx.rules, r, &inode)?;
     // A session that got Read before the append token was granted would keep showing the smaller size.
@@ -14,7 +14,8 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
         return Err(Error::stale(format!(
             "inode {} holds the bytes of its file: read it and write again",
             r.ino
-        )));
+        ))
+        .into());
     }
     let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
     let allocated = allocated_after(r, &inode, alone);

@@ -35,7 +35,7 @@ pub fn list(view: &mut View<'_>, r: &EvictedRanges) -> Result<EvictedList> {
     Ok(EvictedList { ranges, more: found.len() > RANGES_MAX })
 }
 
-pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
+pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Attempt<Evicted> {
     let inode = load_file(cx.read(), r.ino)?;
     // The leader asks the file's only writer for that.
     if r.under == 0 || cx.rules.leases.held(cx.rules.session, r.ino) != LeaseKind::Write {
@@ -99,7 +99,7 @@ impl Cx<'_> {
         mut inode: Inode,
         (from, mut to): (u64, u64),
         how: How,
-    ) -> Result<(Inode, Vec<ByteRange>)> {
+    ) -> Attempt<(Inode, Vec<ByteRange>)> {
         let layout = check_evictable(self, ino, &inode)?;
         if let How::Own { token_epoch } = how {
             self.require_only_writer(ino, &inode, token_epoch)?;
@@ -122,7 +122,7 @@ impl Cx<'_> {
         };
         if matches!(how, How::Own { .. }) {
             if is_held(self.read(), self.rules.snapshots, ino, &inode)? {
-                return Err(busy(ino, "a snapshot holds what is being written"));
+                return Err(busy(ino, "a snapshot holds what is being written").into());
             }
         } else {
             let data_version = inode.data_version;
@@ -134,7 +134,7 @@ impl Cx<'_> {
         self.drop_layers(ino, &mut inode, &gaps)?;
         let token_epoch = next_truncation(inode.writing.token_epoch);
         if token_epoch <= inode.writing.token_epoch {
-            return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
+            return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")).into());
         }
         inode.writing.token_epoch = token_epoch;
         let truncation = StripeTruncation {
@@ -152,10 +152,10 @@ impl Cx<'_> {
     }
 
     /// Revokes all leases; the file must not be open for writing.
-    fn take_from_all(&mut self, ino: InodeId) -> Result<OwnInode> {
+    fn take_from_all(&mut self, ino: InodeId) -> Attempt<OwnInode> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_open_for_writing(ino) {
-            return Err(busy(ino, "it is open for writing"));
+            return Err(busy(ino, "it is open for writing").into());
         }
         leases.own_conflict(session, ino, self.obstacles);
         self.own_inode(ino, &[Need::Change, Need::AppendToken])

@@ -15,7 +15,7 @@ use super::records::{find_inode, find_link, load_access, load_link};
 use super::volume;
 use crate::keys;
 use crate::lease::Need;
-use crate::obstacle::Obstacle;
+use crate::obstacle::{Attempt, Obstacle};
 use crate::record::{Access, Inode, Link, Tally, directory_attr};
 use weir_proto::meta::{Cred, Entry, LeaseKind, Range};
 use weir_proto::posix::{SEARCH, WRITE};
@@ -87,7 +87,7 @@ impl Cx<'_> {
         volume::find_volume_of(self.read(), dir)?.map_or(Ok(()), |volume| self.require_own(volume))
     }
     /// No other session gets the right to write in a volume while its snapshot waits for those that have it.
-    pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
+    pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Attempt<()> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if self.rules.snapshotting.is_none()
             || inode.nlink == 0
@@ -97,7 +97,7 @@ impl Cx<'_> {
         }
         self.wait_for_snapshot_of(self.volume_of(inode.parent)?)
     }
-    pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
+    pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Attempt<()> {
         if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
             self.obstacles.push(Obstacle::Snapshot { root });
         }
@@ -111,7 +111,7 @@ impl Cx<'_> {
 
     /// Revokes the leases that conflict with these needs. For changes that any volume takes: bytes that are
     /// durable on targets, or at home.
-    pub(super) fn own_inode(&mut self, ino: InodeId, needs: &[Need]) -> Result<OwnInode> {
+    pub(super) fn own_inode(&mut self, ino: InodeId, needs: &[Need]) -> Attempt<OwnInode> {
         needs.iter().for_each(|need| self.need(ino, *need));
         self.clear()?;
         Ok(OwnInode(ino))
@@ -139,7 +139,7 @@ impl Cx<'_> {
     }
 
     /// Waits for a snapshot of its volume, leaves those that hold its object, and records the writer.
-    pub(super) fn file_to_write(&mut self, ino: InodeId, mut inode: Inode) -> Result<WritableFile> {
+    pub(super) fn file_to_write(&mut self, ino: InodeId, mut inode: Inode) -> Attempt<WritableFile> {
         self.wait_for_snapshot(ino, &inode)?;
         let changed = self.leave_snapshots(ino, &mut inode)? | self.begin_writing(ino, &mut inode)?;
         Ok(WritableFile { inode, changed })
@@ -156,10 +156,10 @@ impl SearchableDir<'_> {
         load_link(cx.read(), self.ino, name)
     }
     /// Fails unless all its names are known.
-    pub fn require_listed(&self, cx: &mut Cx<'_>) -> Result<()> {
+    pub fn require_listed(&self, cx: &mut Cx<'_>) -> Attempt<()> {
         require_listed(cx.obstacles, self.ino, &self.access)
     }
-    pub fn for_change(self, cx: &mut Cx<'_>) -> Result<ChangeableDir> {
+    pub fn for_change(self, cx: &mut Cx<'_>) -> Attempt<ChangeableDir> {
         WritableDir::of(cx, self.cred, self.ino, self.access)?.for_change(cx)
     }
 }
@@ -170,7 +170,7 @@ impl WritableDir {
         cx.require_own(access.volume)?;
         Ok(WritableDir { ino, access })
     }
-    pub fn for_change(self, cx: &mut Cx<'_>) -> Result<ChangeableDir> {
+    pub fn for_change(self, cx: &mut Cx<'_>) -> Attempt<ChangeableDir> {
         require_listed(cx.obstacles, self.ino, &self.access)?;
         Ok(ChangeableDir { ino: self.ino, access: self.access })
     }
@@ -185,7 +185,7 @@ impl ChangeableDir {
         &self.access
     }
     /// Revokes the leases on it and on `others`.
-    pub fn revoke(self, cx: &mut Cx<'_>, others: &[InodeId]) -> Result<OwnDir> {
+    pub fn revoke(self, cx: &mut Cx<'_>, others: &[InodeId]) -> Attempt<OwnDir> {
         cx.need(self.ino, Need::Change);
         others.iter().for_each(|ino| cx.need(*ino, Need::Change));
         cx.clear()?;
@@ -203,7 +203,7 @@ pub(super) fn revoke_both(
     cx: &mut Cx<'_>,
     (one, other): (ChangeableDir, ChangeableDir),
     others: &[InodeId],
-) -> Result<(OwnDir, OwnDir)> {
+) -> Attempt<(OwnDir, OwnDir)> {
     cx.need(one.ino, Need::Change);
     let other = other.revoke(cx, others)?;
     Ok((OwnDir { ino: one.ino, access: one.access }, other))
@@ -223,7 +223,7 @@ impl OwnDir {
 
 impl ChangeableInode {
     /// Revokes the leases that conflict with these needs.
-    pub fn revoke(self, cx: &mut Cx<'_>, needs: &[Need]) -> Result<OwnInode> {
+    pub fn revoke(self, cx: &mut Cx<'_>, needs: &[Need]) -> Attempt<OwnInode> {
         cx.own_inode(self.0, needs)
     }
 }

@@ -20,14 +20,15 @@ use weir_proto::meta::FILE_BYTES_MAX;
 use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportListing};
 
 /// The topmost directory of an empty volume gets its names from a home.
-pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Result<()> {
+pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Attempt<()> {
     let mut access = load_access(cx.read(), root)?;
     let entries = load_tally(cx.read(), root)?.entries;
     if entries > 0 || access.mode & NOT_ENUMERATED != 0 {
         return Err(Error::name(
             NameRule::NotEmpty,
             format!("the volume has {entries} entries: only an empty one can be made from what is at home"),
-        ));
+        )
+        .into());
     }
     cx.need(root, Need::Change);
     cx.clear()?;
@@ -38,9 +39,9 @@ pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Result<()>
 }
 
 /// A part of a directory's entries at home.
-pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
+pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Attempt<()> {
     if r.entries.len() > HOME_ENTRIES_MAX {
-        return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())));
+        return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())).into());
     }
     let Some(mut access) = find_access(cx.read(), r.dir)? else { return Ok(()) };
     let is_due = cx.txn.get(&keys::not_enumerated(r.relation, r.dir))?.is_some();
@@ -88,7 +89,7 @@ pub(super) struct Into<'a> {
 
 impl Into<'_> {
     /// Its addition to the usage.
-    pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Result<Charge> {
+    pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Attempt<Charge> {
         check_name(&entry.name)?;
         if find_link(cx.read(), self.dir, &entry.name)?.is_some() {
             return Ok(Charge::default());
@@ -98,7 +99,7 @@ impl Into<'_> {
             return Ok(Charge::default());
         }
         if entry.size > FILE_BYTES_MAX {
-            return Err(Error::name(NameRule::FileTooBig, format!("{:?} at home", show(&entry.name))));
+            return Err(Error::name(NameRule::FileTooBig, format!("{:?} at home", show(&entry.name))).into());
         }
         let ino = cx.next_ino(self.tally)?;
         cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
@@ -132,7 +133,12 @@ impl Into<'_> {
         Ok(found.map(|inode| (ino, inode)))
     }
 
-    fn link(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry, (ino, mut inode): (InodeId, Inode)) -> Result<()> {
+    fn link(
+        &mut self,
+        cx: &mut Cx<'_>,
+        entry: &HomeEntry,
+        (ino, mut inode): (InodeId, Inode),
+    ) -> Attempt<()> {
         cx.need(ino, Need::Change);
         cx.clear()?;
         inode.nlink += 1;

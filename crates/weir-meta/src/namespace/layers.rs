@@ -148,7 +148,7 @@ impl Cx<'_> {
 
     /// A reader of a shared part of a file's object fences it; when the file is written again, it may be
     /// shared no more. So it is written under a token epoch that the fence lets pass.
-    pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Result<()> {
+    pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Attempt<()> {
         let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
             return Ok(());
         };

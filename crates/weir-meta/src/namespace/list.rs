@@ -12,7 +12,7 @@ const LISTING_BYTES_MAX: usize = 512 * 1024;
 /// Bytes of an entry with attributes, without its name.
 const ENTRY_BYTES: usize = 192;
 
-pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
+pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Attempt<Listing> {
     let access = load_access(view.read, r.dir)?;
     require(view.read, &r.cred, &access, r.dir, READ)?;
     require_listed(view.obstacles, r.dir, &access)?;

@@ -29,7 +29,7 @@ pub fn begin(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId) -> Result<()> 
 }
 
 /// The present entries of a directory at home, for a range of names.
-pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Result<()> {
+pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Attempt<()> {
     check(r)?;
     let Some(record) = store::find_relation(cx.read(), r.relation)?.filter(RelationRecord::mirrors) else {
         return Ok(());
@@ -186,7 +186,7 @@ fn compare_one<'a>(
     Ok(())
 }
 
-fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Step<'_>]) -> Result<()> {
+fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Step<'_>]) -> Attempt<()> {
     let mtime = load_tally(cx.read(), r.dir)?.mtime;
     for step in steps {
         match step {
@@ -297,7 +297,7 @@ fn last_doomed(read: &dyn Read) -> Result<Option<u64>> {
 }
 
 /// Removes a few names of directories that are gone at home, deepest first. False: there are none.
-pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
+pub fn remove_some(cx: &mut Cx<'_>) -> Attempt<bool> {
     let Some((number, record)) = doomed(cx.read())?.into_iter().next() else { return Ok(false) };
     let DoomedRecord { relation, dir: top } = record;
     let Some(access) = find_access(cx.read(), top)? else {

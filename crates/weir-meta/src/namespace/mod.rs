@@ -1,8 +1,8 @@
 //! The operations of the namespace: each reads, checks and changes inside one transaction.
 //!
 //! Invariants: an operation either makes all its changes or, with an error, none. It changes nothing as long
-//! as there is an obstacle, such as another session's lease: it names the obstacle and is retried later. Its
-//! reply has no lease kinds in it: those are granted when the transaction is committed.
+//! as there is an obstacle, such as another session's lease: it names the obstacle, halts, and is retried
+//! later. Its reply has no lease kinds in it: those are granted when the transaction is committed.
 //!
 //! `cx` is an operation in progress, `records` and `permission` are used by all of them; each other file has
 //! some operations or a part of them. Knows nothing of connections, durability, or how leases are revoked.
@@ -54,7 +54,7 @@ pub use usage::{totals, usage_of, volume_usage};
 
 use crate::keys;
 use crate::lease::{Conflict, Need, NoteConflict};
-use crate::obstacle::Obstacle;
+use crate::obstacle::{Attempt, Obstacle};
 use crate::record::{Access, HAS_ACL, Inode, Link, NOT_ENUMERATED, Record, Tally, directory_attr};
 use cx::{entry, entry_of, nothing, require_listed, unleased};
 use permission::{allows, check_name, find_acl, require, require_sticky};

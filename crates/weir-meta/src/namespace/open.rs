@@ -15,14 +15,14 @@ impl Cx<'_> {
         to_read: u32,
         write: bool,
         truncate: bool,
-    ) -> Result<Opened> {
+    ) -> Attempt<Opened> {
         let mut inode = load_file(self.read(), ino)?;
         if inode.kind != FileKind::Regular {
-            return Err(Error::invalid(format!("inode {ino} is not a regular file")));
+            return Err(Error::invalid(format!("inode {ino} is not a regular file")).into());
         }
         let want = to_read | if write || truncate { WRITE } else { 0 };
         if !allows(self.read(), cred, ino, inode.owned(), want)? {
-            return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
+            return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)).into());
         }
         if write || truncate {
             self.require_own_inode(ino)?;
@@ -68,7 +68,7 @@ impl Cx<'_> {
     }
 }
 
-pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
+pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Attempt<Opened> {
     let to_read = match (r.read, r.execute) {
         (false, _) => 0,
         (true, false) => READ,
@@ -77,26 +77,26 @@ pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
     cx.open_file(&r.cred, r.ino, to_read, r.write, r.truncate)
 }
 
-pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {
+pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Attempt<InlineData> {
     show_data(view, ino, Need::GetAttr)
 }
 
-pub fn take_append_token(view: &mut View<'_>, r: &meta::TakeAppendToken) -> Result<InlineData> {
+pub fn take_append_token(view: &mut View<'_>, r: &meta::TakeAppendToken) -> Attempt<InlineData> {
     show_data(view, r.ino, Need::AppendToken)
 }
 
-fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData> {
+fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Attempt<InlineData> {
     view.need(ino, need);
     view.clear()?;
     let inode = load_file(view.read, ino)?;
     if inode.kind != FileKind::Regular {
-        return Err(Error::invalid(format!("inode {ino} is not a regular file")));
+        return Err(Error::invalid(format!("inode {ino} is not a regular file")).into());
     }
     let data = view.read.get(&keys::data(ino))?.map(Bytes::from);
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 
-pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
+pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Attempt<Entry> {
     let Some(mut inode) = find_inode(cx.read(), r.ino)? else {
         cx.need(r.ino, Need::GetAttr);
         cx.clear()?;

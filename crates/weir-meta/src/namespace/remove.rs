@@ -85,10 +85,10 @@ impl Cx<'_> {
         self.drop_link(dir, name, link.ino)
     }
     /// The same, unless the volume's trash keeps it.
-    pub(super) fn remove_or_keep(&mut self, dir: &OwnDir, name: &[u8], link: &Link) -> Result<()> {
+    pub(super) fn remove_or_keep(&mut self, dir: &OwnDir, name: &[u8], link: &Link) -> Attempt<()> {
         match trash::keep_file(self, (dir.ino(), dir.access()), name, link)? {
             true => Ok(()),
-            false => self.remove_file(dir.ino(), name, link),
+            false => Ok(self.remove_file(dir.ino(), name, link)?),
         }
     }
     /// In a directory with the sticky bit users remove only their own files.
@@ -137,7 +137,7 @@ fn prepare_removal(
     parent: InodeId,
     name: &[u8],
     fits: impl FnOnce(FileKind) -> Result<()>,
-) -> Result<(OwnDir, Link)> {
+) -> Attempt<(OwnDir, Link)> {
     check_name(name)?;
     let dir = cx.dir_to_search(cred, parent)?;
     dir.require_listed(cx)?;
@@ -148,7 +148,7 @@ fn prepare_removal(
     Ok((dir.revoke(cx, &[link.ino])?, link))
 }
 
-pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
+pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Attempt<Removed> {
     let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => {
             Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))))
@@ -163,7 +163,7 @@ pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
     })
 }
 
-pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
+pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Attempt<Removed> {
     let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => Ok(()),
         _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),

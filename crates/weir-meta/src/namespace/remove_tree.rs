@@ -14,7 +14,7 @@ pub(super) type Gone = dyn Fn(&mut Cx<'_>, InodeId, &[u8], InodeId) -> Result<()
 
 /// Removes a few names below a directory, deepest first, and calls `gone` for each. True: none are left
 /// except of other volumes.
-pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &Gone) -> Result<bool> {
+pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &Gone) -> Attempt<bool> {
     let mut dir = top;
     loop {
         let found = first_names(cx.read(), dir)?;

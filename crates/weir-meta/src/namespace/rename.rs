@@ -15,7 +15,7 @@ pub(super) struct End<'a> {
     pub name: &'a [u8],
 }
 
-pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
+pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Attempt<Renamed> {
     check_name(&r.name)?;
     check_name(&r.new_name)?;
     let (from, to) = (cx.dir_to_search(&r.cred, r.parent)?, cx.dir_to_search(&r.cred, r.new_parent)?);

@@ -67,21 +67,21 @@ pub fn list(view: &mut View<'_>, r: &SnapshotList) -> Result<weir_proto::snapsho
     Ok(weir_proto::snapshot::Snapshots { snapshots })
 }
 
-pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
+pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Attempt<Snapshot> {
     volume::load_as_admin(cx.read(), &r.cred, r.volume)?;
     take_named(cx, r.volume, &r.name, false)
 }
 
-fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Result<Snapshot> {
+fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Attempt<Snapshot> {
     weir_proto::volume::check_volume_name(name)?;
     cx.require_own(of)?;
     let record = volume::load(cx.read(), of)?;
     let known = records(cx.read(), Some(of))?;
     if known.iter().any(|(_, _, s)| s.name == name && !s.deleting) {
-        return Err(Error::exists(format!("volume {:?} has a snapshot {name:?} already", record.name)));
+        return Err(Error::exists(format!("volume {:?} has a snapshot {name:?} already", record.name)).into());
     }
     if known.len() >= SNAPSHOTS_MAX {
-        return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)));
+        return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)).into());
     }
     require_listed(cx.read(), of)?;
     super::clone::require_whole(cx.read(), of)?;
@@ -120,7 +120,7 @@ fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
 impl Cx<'_> {
     /// A client that writes a file of the volume saves its changes. One without a file open for writing asks
     /// before it writes.
-    fn revoke_open_writers(&mut self, volume: VolumeId) -> Result<()> {
+    fn revoke_open_writers(&mut self, volume: VolumeId) -> Attempt<()> {
         self.revoke_names(volume)?;
         for (session, ino) in self.rules.leases.writers() {
             if self.rules.leases.opens_of(session, ino).write == 0 {
@@ -192,7 +192,7 @@ pub fn last_scheduled(read: &dyn Read, of: VolumeId) -> Result<Option<Time>> {
 }
 
 /// Takes a scheduled one, unless nothing has changed since the last one. Its name is its date.
-pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>> {
+pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Attempt<Option<Snapshot>> {
     if cx.rules.mirrored.contains(&of) || !has_changed(cx.read(), of)? {
         return Ok(None);
     }

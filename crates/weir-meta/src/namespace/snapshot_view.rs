@@ -214,7 +214,7 @@ pub fn list_xattr(view: &mut View<'_>, r: &SnapshotListXattr) -> Result<Snapshot
     Ok(SnapshotXattrNames { names })
 }
 
-pub fn open(cx: &mut Cx<'_>, r: &SnapshotOpen) -> Result<SnapshotOpened> {
+pub fn open(cx: &mut Cx<'_>, r: &SnapshotOpen) -> Attempt<SnapshotOpened> {
     let opened = read_open(cx.read(), cx.rules, r)?;
     cx.outlive_fence(r.ino, opened.attr.layers.map_or(r.ino, |l| l.object), opened.fence)?;
     Ok(opened)

@@ -128,7 +128,7 @@ fn part_name((from, until): (Time, Time)) -> String {
 // ---- keeping
 
 /// A volume gets a trash.
-pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<()> {
+pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Attempt<()> {
     if let Some(dir) = of(cx.read(), volume)?
         && find_access(cx.read(), dir)?.is_some()
     {
@@ -139,13 +139,14 @@ pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<
         return Err(Error::exists(format!(
             "{:?} is in the volume's directory: give it another name",
             show(TRASH)
-        )));
+        ))
+        .into());
     }
     make_trash(cx, volume, root, TRASH).map(drop)
 }
 
 /// All users that may search it can read it, and only the leader changes it.
-fn make_trash(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId, name: &[u8]) -> Result<InodeId> {
+fn make_trash(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId, name: &[u8]) -> Attempt<InodeId> {
     let dir = cx.make_directory(root, name, (0o755, 0, 0))?;
     let record = TrashRecord { dir, until: Time { nanos: 0 } };
     cx.txn.put(&keys::trash(volume, 0), &record.to_value());
@@ -158,7 +159,7 @@ pub(super) fn keep_file(
     (dir, access): (InodeId, &Access),
     name: &[u8],
     link: &Link,
-) -> Result<bool> {
+) -> Attempt<bool> {
     if cx.trash_s(access.volume) == 0 || !super::remove::is_last(cx.read(), link.ino)? {
         return Ok(false);
     }
@@ -181,12 +182,12 @@ pub(super) fn keep_file(
 }
 
 /// An empty directory that is removed leaves a copy of itself in the trash.
-pub(super) fn keep_directory(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<()> {
+pub(super) fn keep_directory(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Attempt<()> {
     place_of(cx, dir, access).map(drop)
 }
 
 /// The directory in the trash for files removed from a directory: created if it is missing. `None`: none.
-fn place_of(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<Option<InodeId>> {
+fn place_of(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Attempt<Option<InodeId>> {
     let volume = access.volume;
     let trash_s = cx.trash_s(volume);
     if trash_s == 0 {
@@ -238,7 +239,7 @@ fn part_of(
     (volume, root): (VolumeId, InodeId),
     trash: InodeId,
     trash_s: u32,
-) -> Result<InodeId> {
+) -> Attempt<InodeId> {
     let now = cx.rules.now;
     if let Some((_, last)) = parts(cx.read(), volume, usize::MAX)?.pop()
         && now.nanos < last.until.nanos
@@ -259,7 +260,7 @@ fn part_of(
 }
 
 /// The directory in `place` of the trash that corresponds to `dir`.
-fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> Result<InodeId> {
+fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> Attempt<InodeId> {
     let key = keys::trashed(part, dir);
     let known =
         cx.txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v)));
@@ -290,7 +291,7 @@ impl Cx<'_> {
     }
     /// Fails if any session, including this client's, holds a lease on a directory that is changed in
     /// addition to the requested ones.
-    fn need_here(&mut self, dir: InodeId) -> Result<()> {
+    fn need_here(&mut self, dir: InodeId) -> Attempt<()> {
         self.need(dir, Need::Change);
         self.rules.leases.own_conflict(self.rules.session, dir, self.obstacles);
         self.clear()
@@ -312,7 +313,7 @@ impl Cx<'_> {
     }
 
     /// A directory with mode, owner and group of its own, with its own numbers.
-    fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Result<InodeId> {
+    fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Attempt<InodeId> {
         self.need_here(parent)?;
         let (mut tally, above) = (load_tally(self.read(), parent)?, load_access(self.read(), parent)?);
         let ino = self.next_ino(&mut tally)?;
@@ -333,7 +334,7 @@ impl Cx<'_> {
     }
 
     /// A directory with the rights and attributes of another.
-    fn make_like(&mut self, parent: InodeId, name: &[u8], like: InodeId) -> Result<InodeId> {
+    fn make_like(&mut self, parent: InodeId, name: &[u8], like: InodeId) -> Attempt<InodeId> {
         let Access { mode, uid, gid, .. } = load_access(self.read(), like)?;
         let ino = self.make_directory(parent, name, (mode & !NOT_ENUMERATED, uid, gid))?;
         for (name, value) in self.xattrs(like)? {
@@ -343,7 +344,7 @@ impl Cx<'_> {
     }
 
     /// A user who may read a directory may read its removed entries in the trash.
-    fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Result<()> {
+    fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Attempt<()> {
         let (mut access, like) = (load_access(self.read(), there)?, load_access(self.read(), here)?);
         let (mode, is_plain) = (like.mode & !NOT_ENUMERATED, (access.mode | like.mode) & HAS_ACL == 0);
         let is_alike = (access.mode, access.uid, access.gid) == (mode, like.uid, like.gid);
@@ -367,7 +368,7 @@ impl Cx<'_> {
         for (name, value) in new {
             self.txn.put(&keys::xattr(there, &name), &value);
         }
-        self.log_of(there, || What::Attributes { ino: there })
+        Ok(self.log_of(there, || What::Attributes { ino: there })?)
     }
 
     fn xattrs(&self, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -393,7 +394,7 @@ fn prefix(name: &[u8], len: usize) -> &[u8] {
 // ---- emptying
 
 /// Removes a few entries of a part of the trash, deepest first. True: it is empty and removed.
-pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
+pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Attempt<bool> {
     let access = find_access(cx.read(), part.dir)?;
     if access.is_some() && !remove_tree::remove_below(cx, volume, part.dir, &remove_tree::nothing_more)? {
         return Ok(false);

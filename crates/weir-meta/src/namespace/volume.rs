@@ -80,7 +80,7 @@ impl Cx<'_> {
         Ok(())
     }
     /// A client that writes a file of the volume learns of the new limit with the next lease.
-    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
+    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Attempt<()> {
         for (session, ino) in self.rules.leases.writers() {
             let inode = find_inode(self.read(), ino)?;
             if let Some(inode) = inode.filter(|inode| inode.nlink > 0)

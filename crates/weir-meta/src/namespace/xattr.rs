@@ -37,7 +37,7 @@ pub fn listxattr(view: &View<'_>, cred: &Cred, ino: InodeId) -> Result<XattrName
     Ok(XattrNames { names })
 }
 
-pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
+pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Attempt<Entry> {
     check_xattr_name(&r.name)?;
     let changeable = cx.inode_to_change(r.ino)?;
     if is_acl(&r.name) {
@@ -47,44 +47,47 @@ pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
         return Err(Error::name(
             NameRule::Range,
             format!("a value of {} bytes: at most {XATTR_VALUE_MAX} are allowed", r.value.len()),
-        ));
+        )
+        .into());
     }
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
     if there && r.create {
-        return Err(Error::exists(format!("inode {} has attribute {:?} already", r.ino, show(&r.name))));
+        return Err(
+            Error::exists(format!("inode {} has attribute {:?} already", r.ino, show(&r.name))).into()
+        );
     }
     if !there && r.replace {
-        return Err(absent(r.ino, &r.name));
+        return Err(absent(r.ino, &r.name).into());
     }
     if !there {
         let bytes: usize = names(cx.read(), r.ino)?.iter().map(|n| n.len() + 1).sum();
         if bytes + r.name.len() + 1 > NAMES_BYTES_MAX {
-            return Err(Error::no_space(format!("inode {} has too many attributes", r.ino)));
+            return Err(Error::no_space(format!("inode {} has too many attributes", r.ino)).into());
         }
     }
     let own = changeable.revoke(cx, &[Need::Change])?;
     own.put_xattr(cx, &r.name, Some(&r.value));
-    touch(cx, own)
+    Ok(touch(cx, own)?)
 }
 
-pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Result<Entry> {
+pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Attempt<Entry> {
     check_xattr_name(&r.name)?;
     let changeable = cx.inode_to_change(r.ino)?;
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
     if !there && is_acl(&r.name) {
-        return entry(cx.read(), cx.rules, r.ino); // as Linux does: there is none now
+        return Ok(entry(cx.read(), cx.rules, r.ino)?); // as Linux does: there is none now
     }
     if !there {
-        return Err(absent(r.ino, &r.name));
+        return Err(absent(r.ino, &r.name).into());
     }
     let own = changeable.revoke(cx, &[Need::Change])?;
     own.put_xattr(cx, &r.name, None);
     if is_acl(&r.name) {
-        return note_acl(cx, own, None);
+        return Ok(note_acl(cx, own, None)?);
     }
-    touch(cx, own)
+    Ok(touch(cx, own)?)
 }
 
 fn is_acl(name: &[u8]) -> bool {
@@ -92,20 +95,22 @@ fn is_acl(name: &[u8]) -> bool {
 }
 
 /// Sets a list; one that is equivalent to a mode becomes the mode.
-fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Result<Entry> {
+fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Attempt<Entry> {
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
     let owned = owner_of_any(cx.read(), r.ino)?;
     let is_directory = find_access(cx.read(), r.ino)?.is_some();
     let list = Acl::parse(&r.value)?;
     if r.name == acl::DEFAULT && !is_directory {
-        return Err(Error::denied(format!("inode {} is not a directory: it has no default list", r.ino)));
+        return Err(
+            Error::denied(format!("inode {} is not a directory: it has no default list", r.ino)).into()
+        );
     }
     let own = changeable.revoke(cx, &[Need::Change])?;
     let sets_mode = r.name == acl::ACCESS;
     let kept = list.as_ref().filter(|list| !sets_mode || !list.is_mode()).map(Acl::to_value);
     own.put_xattr(cx, &r.name, kept.as_deref());
     let new_mode = list.filter(|_| sets_mode).map(|list| owned.mode_with_list(&r.cred, &list));
-    note_acl(cx, own, new_mode)
+    Ok(note_acl(cx, own, new_mode)?)
 }
 
 /// After a list was set or removed: the record shows whether there is one.

@@ -6,6 +6,7 @@ use super::{apply, proof, store, tree};
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
 use crate::namespace::{Cx, clone, find_inode, import, log, snapshot, volume};
+use crate::obstacle::Attempt;
 use crate::record::Record;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -22,11 +23,11 @@ const CURSOR_NAME_MAX: usize = 64;
 /// The text of the reason for a conflict, in bytes.
 const WHY_MAX: usize = 4096;
 
-pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
+pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Attempt<RelationInfo> {
     let of = volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
     check_url(&r.url)?;
     if r.cred.uid != 0 && r.ids != HomeIds::default() {
-        return Err(Error::denied("only the superuser has a home where users have other numbers"));
+        return Err(Error::denied("only the superuser has a home where users have other numbers").into());
     }
     clone::require_whole(&*cx.txn, r.volume)?;
     let all = store::relations(&*cx.txn)?;
@@ -36,7 +37,8 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         return Err(Error::invalid(format!(
             "volume {:?} has snapshots: a volume that mirrors a home has none",
             of.name
-        )));
+        ))
+        .into());
     }
     let id = RelationId(next_number(cx.txn, Sequence::Relation)? as u32);
     let record = RelationRecord {
@@ -58,7 +60,8 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         return Err(Error::invalid(format!(
             "volume {:?} has a home already: only a first home is imported",
             of.name
-        )));
+        ))
+        .into());
     }
     cx.txn.put(&keys::relation(id), &record.to_value());
     // Home's root is the volume's.
@@ -74,7 +77,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
 }
 
 /// The same with rules from the start.
-pub fn add_with(cx: &mut Cx<'_>, r: &RelationAddWith) -> Result<RelationInfo> {
+pub fn add_with(cx: &mut Cx<'_>, r: &RelationAddWith) -> Attempt<RelationInfo> {
     rules::check(&r.rules)?;
     let new = RelationAdd { op: r.op.clone(), cred: r.cred.clone(), ..r.new.clone() };
     refuse_patterns(&r.rules, new.import || new.direction == Direction::Mirror)?;

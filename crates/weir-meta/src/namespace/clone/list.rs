@@ -18,7 +18,7 @@ use weir_proto::volume::{Volume, VolumeClone};
 /// Entries that one step creates.
 const LISTED_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
-pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
+pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Attempt<Volume> {
     let source = volume::load_as_admin(cx.read(), &r.new.cred, r.source)?;
     let (number, snapshot) = snapshot::named(cx.read(), r.source, &r.snapshot)?;
     if snapshot.evicted > 0 {
@@ -26,7 +26,7 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
             "{} bytes of volume {:?} were at home only when snapshot {:?} was taken: a clone has no home. Recall them \
              (`weir relation prefetch`), and clone it then",
             snapshot.evicted, source.name, r.snapshot
-        )));
+        )).into());
     }
     let made = volume::change::create(cx, &r.new)?;
     let (root, clone) = (made.root, made.id);
@@ -88,7 +88,7 @@ pub enum Listing {
 }
 
 /// Enumerates a part of a directory.
-pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listing> {
+pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Attempt<Listing> {
     let Some(record) = find(cx.read(), clone)? else { return Ok(Listing::All) };
     let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(Listing::All) };
     let not_enumerated = NotEnumeratedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
@@ -187,7 +187,7 @@ fn make_one(
     (clone, dir): (VolumeId, InodeId),
     tally: &mut Tally,
     entry: Found,
-) -> Result<Charge> {
+) -> Attempt<Charge> {
     let Found { name, ino: source, kind, xattrs, what, .. } = entry;
     if let What::File { inode, .. } = &what
         && inode.nlink > 1
@@ -229,7 +229,7 @@ fn link(
     tally: &mut Tally,
     name: &[u8],
     (ino, mut inode): (InodeId, Inode),
-) -> Result<()> {
+) -> Attempt<()> {
     cx.need(ino, Need::Change);
     cx.clear()?;
     inode.nlink += 1;
@@ -261,9 +261,9 @@ fn make_file(
     then: Inode,
     inline: Option<Vec<u8>>,
     known: Vec<(u64, LayerRecord)>,
-) -> Result<Charge> {
+) -> Attempt<Charge> {
     if then.evicted > 0 {
-        return Err(Error::unsupported(format!("inode {source} has bytes that are at home only")));
+        return Err(Error::unsupported(format!("inode {source} has bytes that are at home only")).into());
     }
     let mut inode = Inode {
         nlink: 1,
@@ -295,7 +295,7 @@ fn share(
     (ino, source): (InodeId, InodeId),
     then: &Inode,
     known: Vec<(u64, LayerRecord)>,
-) -> Result<u64> {
+) -> Attempt<u64> {
     let (mut bytes, mut elsewhere) = (0, Vec::new());
     for (from, layer) in known {
         cx.txn.put(&keys::layer(ino, from), &LayerRecord { handed: 0, ..layer }.to_value());

@@ -43,13 +43,13 @@ pub(super) fn check_quota(quota: &Quota) -> Result<()> {
     Ok(())
 }
 
-pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Result<Volume> {
+pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Attempt<Volume> {
     require_superuser(&r.cred, "make a volume")?;
     check_free(cx.read(), &r.name)?;
     check_admins(&r.admins)?;
     check_quota(&r.quota)?;
     if r.path.len() > VOLUME_PATH_MAX {
-        return Err(Error::invalid(format!("a path of {} bytes", r.path.len())));
+        return Err(Error::invalid(format!("a path of {} bytes", r.path.len())).into());
     }
     let around = cx.volume_of(r.parent)?;
     load_live(cx.read(), around)?;
@@ -79,22 +79,22 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Result<Volume> {
     };
     cx.put_volume(id, &record);
     cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
-    shown(cx.read(), id, record)
+    Ok(shown(cx.read(), id, record)?)
 }
 
 impl Cx<'_> {
-    fn make_root_directory(&mut self, r: &VolumeCreate) -> Result<InodeId> {
+    fn make_root_directory(&mut self, r: &VolumeCreate) -> Attempt<InodeId> {
         let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.entry.clone());
         let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode & 0o7777, umask: 0 };
         create::mkdir(self, &mkdir).map(|made| made.entry.attr.ino)
     }
 }
 
-pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
+pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Attempt<Volume> {
     let mut record = load_live(cx.read(), r.volume)?;
     require_admin(&r.cred, &record)?;
     if r.volume == VolumeId::ROOT && r.name.as_ref().is_some_and(|name| *name != record.name) {
-        return Err(Error::invalid("the root volume has the namespace's files: it keeps its name"));
+        return Err(Error::invalid("the root volume has the namespace's files: it keeps its name").into());
     }
     if let Some(owner) = r.owner.filter(|owner| *owner != record.owner) {
         require_superuser(&r.cred, "give a volume to another owner")?;
@@ -133,18 +133,19 @@ pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
         record.name.clone_from(name);
     }
     cx.put_volume(r.volume, &record);
-    shown(cx.read(), r.volume, record)
+    Ok(shown(cx.read(), r.volume, record)?)
 }
 
 /// Its writers learn of it with their next lease, as of a limit.
-pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Result<Volume> {
+pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Attempt<Volume> {
     let mut record = load_live(cx.read(), r.volume)?;
     require_admin(&r.cred, &record)?;
     if r.members > MEMBERS_MAX {
         return Err(Error::invalid(format!(
             "a write floor of {} members: a placement group has at most {MEMBERS_MAX}",
             r.members
-        )));
+        ))
+        .into());
     }
     if record.write_floor == 0 && r.members > 0 {
         cx.revoke_names(r.volume)?;
@@ -153,41 +154,44 @@ pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Result<Volume> {
     }
     record.write_floor = r.members;
     cx.put_volume(r.volume, &record);
-    shown(cx.read(), r.volume, record)
+    Ok(shown(cx.read(), r.volume, record)?)
 }
 
-pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
+pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Attempt<Volume> {
     require_superuser(&r.cred, "delete a volume")?;
     let mut record = load_live(cx.read(), r.volume)?;
     if r.volume == VolumeId::ROOT {
-        return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted"));
+        return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted").into());
     }
     let inside = volume_inside(cx.read(), r.volume, record.root)?;
     if let Some(inside) = inside {
         return Err(Error::name(
             NameRule::NotEmpty,
             format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
-        ));
+        )
+        .into());
     }
     if snapshot::has_any(cx.read(), r.volume, r.force)? {
         return Err(Error::name(
             NameRule::Busy,
             format!("volume {:?} has snapshots: delete these first", record.name),
-        ));
+        )
+        .into());
     }
     let related = crate::relation::store::relations(cx.read())?;
     if related.iter().any(|(_, relation)| relation.volume == r.volume) {
         return Err(Error::name(
             NameRule::Busy,
             format!("volume {:?} has a relation with home: remove that first", record.name),
-        ));
+        )
+        .into());
     }
     if let Some(clone) = clone::made_from(cx.read(), r.volume)? {
         let why = format!(
             "volume {clone} is made from volume {:?}, and not all of its names are known yet",
             record.name
         );
-        return Err(Error::name(NameRule::Busy, why));
+        return Err(Error::name(NameRule::Busy, why).into());
     }
     snapshot::delete_scheduled(cx, r.volume)?;
     let access = load_access(cx.read(), record.root)?;
@@ -216,7 +220,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
         cx.put_volume(r.volume, &record);
         cx.detach(record.root, access)?;
     }
-    shown(cx.read(), r.volume, record)
+    Ok(shown(cx.read(), r.volume, record)?)
 }
 
 impl Cx<'_> {

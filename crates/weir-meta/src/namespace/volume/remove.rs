@@ -18,7 +18,7 @@ pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
 }
 
 /// Removes a few names of a deleted volume, deepest first. True: it has none left.
-pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
+pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Attempt<bool> {
     let root = load(cx.read(), id)?.root;
     if !remove_below(cx, id, root, &nothing_more)?
         || !trash::forget_some(cx, id)?
