@@ -42,6 +42,8 @@ pub mod relation;
 pub mod restore;
 mod service;
 mod session;
+mod table;
+mod tables;
 mod troubles;
 mod waits;
 mod witness;

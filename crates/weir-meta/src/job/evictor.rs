@@ -5,6 +5,7 @@
 //! batches, so no operation waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent};
 use crate::keys;
+use crate::keys::Letter;
 use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
@@ -162,7 +163,7 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
 /// The files of a volume, or of all whose relations evict, with the oldest use.
 async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
     let mut found = Oldest::new(CANDIDATES_MAX);
-    let (first, end) = keys::range_of_letter(b'I');
+    let (first, end) = keys::range_of_letter(Letter::Inode);
     let mut start = first.to_vec();
     let mut volumes: BTreeMap<InodeId, Option<VolumeId>> = BTreeMap::new();
     loop {

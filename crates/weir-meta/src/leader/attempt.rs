@@ -7,13 +7,13 @@ use super::state::Parked;
 use super::{Leader, State};
 use crate::access::Mount;
 use crate::crash_points;
-use crate::keys;
 use crate::namespace::{self, Cx, Events, Rules, View};
 use crate::obstacle::{Attempt, Halt, Obstacle, Obstacles, discarding};
 use crate::ops::{Grants, Operation, Work};
 use crate::reach::Place;
 use crate::record::{Record, SlotRecord, slot_value};
 use crate::session::no_session;
+use crate::tables;
 use crate::witness::witness;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::Instant;
@@ -179,7 +179,7 @@ impl Leader {
                 let reply = discarding(ran, &mut halt)?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
-                    txn.put(&keys::slot(op.session, op.slot), &value);
+                    txn.put(&tables::SLOTS.key((op.session, op.slot)), &value);
                 }
                 done = Some(reply);
                 refused = false;
@@ -223,7 +223,7 @@ fn check_slot(op: &Op) -> Result<()> {
 
 /// The reply of an earlier try of the same change.
 fn earlier_reply<R: Operation>(txn: &mut dyn Txn, op: &Op) -> Result<Option<R::Reply>> {
-    let Some(value) = txn.get(&keys::slot(op.session, op.slot))? else { return Ok(None) };
+    let Some(value) = txn.get(&tables::SLOTS.key((op.session, op.slot)))? else { return Ok(None) };
     let seq = value.get(1..9).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
     if op.seq > seq {
         return Ok(None);

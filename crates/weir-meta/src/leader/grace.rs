@@ -5,12 +5,12 @@
 //! and the reply that contains the grant waits for that commit.
 use super::{Leader, State, full_disk::until_space};
 use crate::holds::{Absent, Holds};
-use crate::keys;
 use crate::lease::{Raised, Usage};
 use crate::namespace::admit::volume_of_any;
 use crate::namespace::{find_link, volume};
 use crate::ops::{InGrace, Operation, Work};
 use crate::reach::Place;
+use crate::tables;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use weir_kv::Read;
@@ -244,12 +244,12 @@ impl Leader {
         }
         let sessions = &state.sessions;
         let values: Vec<_> =
-            of.iter().filter_map(|id| Some((*id, sessions.get(id)?.holds.to_value()))).collect();
+            of.iter().filter_map(|id| Some((*id, sessions.get(id)?.holds.record()))).collect();
         let seq = self.kv.transact(&mut |txn| {
             for (id, value) in &values {
                 match value {
-                    Some(value) => txn.put(&keys::holds(*id), value),
-                    None => txn.delete(&keys::holds(*id)),
+                    Some(record) => tables::HOLDS.put(txn, *id, record),
+                    None => tables::HOLDS.delete(txn, *id),
                 }
             }
             Ok(())

@@ -41,11 +41,11 @@ pub mod step;
 pub use config::MetaConfig;
 pub use state::State;
 
-use crate::keys;
 use crate::namespace;
 use crate::near_limits::LastReport;
 use crate::owners;
 use crate::relation::queues::Relations;
+use crate::tables;
 use crate::troubles::Failing;
 use clones::Clones;
 use door::Door;
@@ -131,9 +131,9 @@ impl Leader {
         let now = env.clock.now();
         let wall = Time { nanos: env.clock.wall().0 };
         let newest = kv.transact(&mut |txn| {
-            if txn.get(&keys::access(InodeId::ROOT))?.is_none() {
+            if !tables::ACCESS.has(txn, InodeId::ROOT)? {
                 namespace::create::make_root(txn, wall);
-            } else if txn.get(&keys::volume(VolumeId::ROOT))?.is_none() {
+            } else if !tables::VOLUMES.has(txn, VolumeId::ROOT)? {
                 namespace::volume::make_root(txn, wall);
             }
             Ok(())

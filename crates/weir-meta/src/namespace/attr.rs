@@ -30,7 +30,7 @@ pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
     if load_file(view.read, ino)?.kind != FileKind::Symlink {
         return Err(Error::invalid(format!("inode {ino} is not a symbolic link")));
     }
-    let target = view.read.get(&keys::data(ino))?;
+    let target = tables::DATA.get(view.read, ino)?;
     let target =
         target.ok_or_else(|| Error::damaged(format!("the target of symbolic link {ino} is lost")))?;
     Ok(LinkTarget { target: Bytes::from(target) })
@@ -190,18 +190,18 @@ impl Cx<'_> {
             && let Some(mut acl) = find_acl(self.read(), ino, acl::ACCESS)?
         {
             acl.set_mode(mode);
-            self.txn.put(&keys::xattr(ino, acl::ACCESS), &acl.to_value());
+            tables::XATTRS.put_bytes(self.txn, (ino, acl::ACCESS), &acl.to_value());
         }
         Ok(())
     }
 
     /// Truncates inline data; false if there is none.
     fn truncate_inline(&mut self, ino: InodeId, size: u64) -> Result<bool> {
-        let Some(data) = self.txn.get(&keys::data(ino))? else { return Ok(false) };
+        let Some(data) = tables::DATA.get(self.read(), ino)? else { return Ok(false) };
         if size == 0 {
-            self.txn.delete(&keys::data(ino));
+            tables::DATA.delete(self.txn, ino);
         } else if (size as usize) < data.len() && size <= INLINE_MAX as u64 {
-            self.txn.put(&keys::data(ino), &data[..size as usize]);
+            tables::DATA.put_bytes(self.txn, ino, &data[..size as usize]);
         }
         Ok(true)
     }

@@ -8,9 +8,10 @@ use super::charge::Charge;
 use super::create::{Birth, SERIAL_NUMBERS};
 use super::gate::OwnDir;
 use super::*;
-use crate::keys::Sequence;
+use crate::keys::{Letter, Sequence};
 use crate::lease::Numbers;
 use crate::record::unknown_version;
+use crate::table::Table;
 use bytes::Bytes;
 use weir_proto::births::{
     self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames,
@@ -63,17 +64,24 @@ impl NumberBlock {
     }
 }
 
+const NUMBERS: Table<(SessionId, InodeId), NumberBlock> =
+    Table::new(Letter::Numbers, "the numbers of session");
+
+/// A session has no numbers any more.
+pub fn forget_numbers(txn: &mut dyn Txn, session: SessionId) -> Result<()> {
+    NUMBERS.under(session).delete_all(txn)
+}
+
 /// A session's remaining numbers in a directory.
 pub fn find_block(read: &dyn Read, session: SessionId, dir: InodeId) -> Result<Option<NumberBlock>> {
-    let value = read.get(&keys::numbers(session, dir))?;
-    value.map(|v| NumberBlock::from_value(&v, || format!("numbers of directory {dir}"))).transpose()
+    NUMBERS.get(read, (session, dir))
 }
 
 pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     let access = load_access(cx.read(), r.dir)?;
     cx.require_own(access.volume)?;
     for dir in cx.rules.leases.ended_names(cx.rules.session) {
-        cx.txn.delete(&keys::numbers(cx.rules.session, *dir));
+        NUMBERS.delete(cx.txn, (cx.rules.session, *dir));
     }
     let mut tally = load_tally(cx.read(), r.dir)?;
     let entry = unleased(directory_attr(r.dir, &access, &tally));
@@ -100,7 +108,7 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     cx.put_tally(r.dir, &tally);
     let layout = policy.layout(0);
     let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout, account };
-    cx.txn.put(&keys::numbers(cx.rules.session, r.dir), &block.to_value());
+    NUMBERS.put(cx.txn, (cx.rules.session, r.dir), &block);
     let limits_bytes = account != Account::NONE && quotas.limits_account(account);
     Ok(NamesLeased { first, numbers, layout: Some(layout), account, limits_bytes, ..refused })
 }
@@ -129,7 +137,7 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
         charge = charge.and(cx.bear(&mut birth, &mut block, &r.cred, born)?);
     }
     cx.put_tally(r.dir, &birth.tally);
-    cx.txn.put(&keys::numbers(session, r.dir), &block.to_value());
+    NUMBERS.put(cx.txn, (session, r.dir), &block);
     cx.charge(r.dir, charge)?;
     Ok(CreatedMany { parent_attr: directory_attr(r.dir, &birth.access, &birth.tally) })
 }
@@ -265,7 +273,7 @@ impl Cx<'_> {
                 show(&born.name)
             )));
         }
-        self.txn.put(&keys::data(born.ino), content);
+        tables::DATA.put_bytes(self.txn, born.ino, content);
         (inode.size, inode.allocated) = (content.len() as u64, content.len() as u64);
         inode.data_version += 1;
         Ok(())

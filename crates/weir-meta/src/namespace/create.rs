@@ -32,8 +32,8 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         next_n: ROOT_N + 1,
         next_cookie: 1,
     };
-    txn.put(&keys::access(InodeId::ROOT), &access.to_value());
-    txn.put(&keys::tally(InodeId::ROOT), &tally.to_value());
+    tables::ACCESS.put(txn, InodeId::ROOT, &access);
+    tables::TALLIES.put(txn, InodeId::ROOT, &tally);
     txn.max(&keys::sequence(Sequence::DirectorySerial), 2);
     volume::make_root(txn, now);
 }
@@ -56,7 +56,7 @@ fn recorded_mode(inherited: &Inherited) -> u32 {
 fn store_lists(cx: &mut Cx<'_>, ino: InodeId, inherited: &Inherited) {
     for (kind, list) in [(acl::ACCESS, &inherited.access), (acl::DEFAULT, &inherited.default)] {
         if let Some(list) = list {
-            cx.txn.put(&keys::xattr(ino, kind), &list.to_value());
+            tables::XATTRS.put_bytes(cx.txn, (ino, kind), &list.to_value());
         }
     }
 }
@@ -130,9 +130,9 @@ impl Cx<'_> {
         tally.subdirectories += u64::from(kind == FileKind::Directory);
         tally.mtime = self.rules.now;
         tally.ctime = self.rules.after(tally.ctime);
-        self.txn.put(&keys::name(dir, name), &Link { ino, kind, cookie }.to_value());
+        tables::NAMES.put(self.txn, (dir, name), &Link { ino, kind, cookie });
         let listed = Listed { ino, kind, name: Bytes::copy_from_slice(name) };
-        self.txn.put(&keys::listed(dir, cookie), &listed.to_value());
+        tables::LISTED.put(self.txn, (dir, cookie), &listed);
         cookie
     }
 
@@ -238,7 +238,7 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     (inode.nlink, inode.parent) = (0, NEVER_NAMED);
     cx.take_writer(ino, &mut inode);
     cx.put_inode(ino, &inode);
-    cx.txn.put(&keys::held(ino, cx.rules.session), &[]);
+    tables::HELD.put(cx.txn, (ino, cx.rules.session), &Present);
     Ok(cx.rules.entry(ino, &inode))
 }
 
@@ -328,7 +328,7 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Attempt<Made> {
     let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
     inode.size = r.target.len() as u64;
     let made = cx.make_file(birth, &r.name, inode)?;
-    cx.txn.put(&keys::data(made.entry.attr.ino), &r.target);
+    tables::DATA.put_bytes(cx.txn, made.entry.attr.ino, &r.target);
     Ok(made)
 }
 
@@ -390,10 +390,10 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
         // As for a file created with a name: the first link has no record, and its directory is charged.
         (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
         cx.charge(r.parent, Charge::file(&inode))?;
-        cx.delete_range(keys::range_of(b'H', r.ino.0))?;
+        tables::HELD.under(r.ino).delete_all(cx.txn)?;
         cx.events.imported.push(r.ino);
     } else {
-        cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
+        tables::LINKS.put(cx.txn, (r.ino, r.parent, &r.name), &Present);
     }
     cx.put_inode(r.ino, &inode);
     let (ino, parent, name) = (r.ino, r.parent, r.name.clone());

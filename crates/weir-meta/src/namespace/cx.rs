@@ -4,13 +4,13 @@ use super::home::AtHome;
 use super::keeper::{Keeper, Snapshots};
 use super::records::{directory, find_inode, load_file};
 use crate::access::Mount;
-use crate::keys;
 use crate::lease::{LeaseTable, Need};
 use crate::obstacle::{Attempt, Halt, Obstacle, Obstacles};
 use crate::owner_limits::OwnerRecord;
 use crate::owners::Charged;
 use crate::quotas::Quotas;
-use crate::record::{Access, Inode, NOT_ENUMERATED, Record, Tally, VolumeRecord, no_lease};
+use crate::record::{Access, Inode, NOT_ENUMERATED, Tally, VolumeRecord, no_lease};
+use crate::tables;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::map::{Layout, Scheme};
@@ -156,13 +156,13 @@ impl Cx<'_> {
         self.obstacles.halt()
     }
     pub(super) fn put_inode(&mut self, ino: InodeId, inode: &Inode) {
-        self.txn.put(&keys::inode(ino), &inode.to_value());
+        tables::INODES.put(self.txn, ino, inode);
     }
     pub(super) fn put_tally(&mut self, dir: InodeId, tally: &Tally) {
-        self.txn.put(&keys::tally(dir), &tally.to_value());
+        tables::TALLIES.put(self.txn, dir, tally);
     }
     pub(super) fn put_access(&mut self, dir: InodeId, access: &Access) {
-        self.txn.put(&keys::access(dir), &access.to_value());
+        tables::ACCESS.put(self.txn, dir, access);
     }
     pub fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
         let mut found = Vec::new();

@@ -107,14 +107,13 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
 
 /// Keeps or drops inline data; returns whether the file's data is inline now.
 fn store_inline(cx: &mut Cx<'_>, r: &Commit, inode: &Inode) -> Result<bool> {
-    let key = keys::data(r.ino);
     if let Some(data) = &r.inline {
-        cx.txn.put(&key, data);
+        tables::DATA.put_bytes(cx.txn, r.ino, data);
         return Ok(true);
     }
     if r.drop_inline {
-        cx.txn.delete(&key);
+        tables::DATA.delete(cx.txn, r.ino);
         return Ok(false);
     }
-    Ok(inode.size <= FILE_BYTES_MAX && cx.txn.get(&key)?.is_some())
+    Ok(inode.size <= FILE_BYTES_MAX && tables::DATA.has(cx.read(), r.ino)?)
 }

@@ -15,7 +15,7 @@
 //! object, and the cells are dropped with the last reference. A file that a snapshot holds leaves it first.
 //!
 //! Knows nothing of which client asks for which range when: `recalls` does.
-use super::evicted::{Found, evictable, layout_to_fill, parse, ranges};
+use super::evicted::{Found, evictable, layout_to_fill, ranges};
 use super::gate::{Changed, OwnInode};
 use super::keeper::is_held;
 use super::writer::next_truncation;
@@ -107,7 +107,7 @@ impl Cx<'_> {
         }
         let mut known = ranges(self.read(), ino, 0, usize::MAX)?;
         let mut gaps = evictable(&layout, inode.size, (from, to), &known);
-        if self.txn.get(&keys::data(ino))?.is_some() {
+        if tables::DATA.has(self.txn, ino)? {
             gaps.clear(); // it takes no space on targets
         }
         if how != How::All {
@@ -215,10 +215,10 @@ impl Cx<'_> {
             joins
         });
         for gone in known.iter().filter(|k| !all.iter().any(|f| f.from == k.from)) {
-            self.txn.delete(&keys::evicted(ino, gone.from));
+            tables::EVICTED.delete(self.txn, (ino, gone.from));
         }
         for f in all.iter().filter(|f| !known.contains(f)) {
-            self.txn.put(&keys::evicted(ino, f.from), &f.range.to_value());
+            tables::EVICTED.put(self.txn, (ino, f.from), &f.range);
         }
     }
 
@@ -229,11 +229,10 @@ impl Cx<'_> {
         }
         let mut left = inode.evicted;
         for f in ranges(self.read(), ino, size, usize::MAX)? {
-            let key = keys::evicted(ino, f.from);
             if f.from < size {
-                self.txn.put(&key, &EvictedRange { to: size, ..f.range }.to_value());
+                tables::EVICTED.put(self.txn, (ino, f.from), &EvictedRange { to: size, ..f.range });
             } else {
-                self.txn.delete(&key);
+                tables::EVICTED.delete(self.txn, (ino, f.from));
             }
             left = left.saturating_sub(f.range.to - f.from.max(size));
         }
@@ -267,13 +266,13 @@ impl Cx<'_> {
         for f in &found {
             let (a, b) = (f.from.max(from), f.range.to.min(to));
             if f.from < a {
-                self.txn.put(&keys::evicted(ino, f.from), &EvictedRange { to: a, ..f.range }.to_value());
+                tables::EVICTED.put(self.txn, (ino, f.from), &EvictedRange { to: a, ..f.range });
             }
             if b < f.range.to {
-                self.txn.put(&keys::evicted(ino, b), &f.range.to_value());
+                tables::EVICTED.put(self.txn, (ino, b), &f.range);
             }
             let handed = EvictedRange { to: b, handed: token_epoch };
-            self.txn.put(&keys::evicted(ino, a), &handed.to_value());
+            tables::EVICTED.put(self.txn, (ino, a), &handed);
             parts.push(ByteRange { from: a, to: b });
         }
         self.put_inode(ino, &inode);
@@ -293,8 +292,7 @@ pub struct Handed {
 
 /// A mover has recalled all of a part.
 pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
-    let key = keys::evicted(r.ino, r.from);
-    let found = cx.txn.get(&key)?.map(|value| parse(r.ino, &key, &value)).transpose()?;
+    let found = evicted::at(cx.read(), r.ino, r.from)?;
     let inode = find_inode(cx.read(), r.ino)?;
     let recalled = EvictedRange { to: r.to, handed: r.token_epoch };
     let (Some(_), Some(mut inode)) = (found.filter(|f| f.range == recalled && recalled.handed > 0), inode)
@@ -304,7 +302,7 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
             r.ino, r.from, r.to, r.token_epoch
         )));
     };
-    cx.txn.delete(&key);
+    tables::EVICTED.delete(cx.txn, (r.ino, r.from));
     let (allocated, evicted) = (inode.allocated, inode.evicted.saturating_sub(r.to - r.from));
     cx.set_space(&mut inode, allocated, evicted)?;
     cx.put_inode(r.ino, &inode);

@@ -15,10 +15,12 @@ impl Cx<'_> {
         // Two parts of a file may be evicted within a tick of the clock. The record of a deletion covers all
         // others.
         let mut at = self.rules.now;
-        while truncation != StripeTruncation::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
+        while truncation != StripeTruncation::ALL
+            && tables::GARBAGE.has(self.read(), (tables::garbage_time(at), ino))?
+        {
             at.nanos += 1;
         }
-        self.txn.put(&keys::garbage(at, ino), &garbage.to_value());
+        tables::GARBAGE.put(self.txn, (tables::garbage_time(at), ino), &garbage);
         self.events.garbage = true;
         Ok(())
     }
@@ -26,7 +28,7 @@ impl Cx<'_> {
     /// A file is deleted: its object is dropped, unless a snapshot holds it.
     pub(super) fn release_object(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
         if inode.layered() > 0 {
-            self.delete_range(keys::range_of(b'Z', ino.0))?;
+            tables::LAYERS.under(ino).delete_all(self.txn)?;
         }
         let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) else { return Ok(()) };
         let object = inode.object(ino);
@@ -35,7 +37,7 @@ impl Cx<'_> {
             return Ok(());
         }
         if object.0 & OBJECT_BIT != 0 {
-            self.txn.delete(&keys::owner(object));
+            tables::OBJECT_OWNERS.delete(self.txn, object);
         }
         self.note_garbage(object, &layout, StripeTruncation::ALL)
     }

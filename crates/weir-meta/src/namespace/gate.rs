@@ -13,10 +13,10 @@ use super::cx::{Cx, require_listed};
 use super::permission::require;
 use super::records::{find_inode, find_link, load_access, load_link};
 use super::volume;
-use crate::keys;
 use crate::lease::Need;
 use crate::obstacle::{Attempt, Obstacle};
 use crate::record::{Access, Inode, Link, Tally, directory_attr};
+use crate::tables;
 use weir_proto::meta::{Cred, Entry, LeaseKind, Range};
 use weir_proto::posix::{SEARCH, WRITE};
 use weir_proto::relation::What;
@@ -234,10 +234,9 @@ impl OwnInode {
     }
     /// Sets an extended attribute; `None`: removes it.
     pub fn put_xattr(&self, cx: &mut Cx<'_>, name: &[u8], value: Option<&[u8]>) {
-        let key = keys::xattr(self.0, name);
         match value {
-            Some(value) => cx.txn.put(&key, value),
-            None => cx.txn.delete(&key),
+            Some(value) => tables::XATTRS.put_bytes(cx.txn, (self.0, name), value),
+            None => tables::XATTRS.delete(cx.txn, (self.0, name)),
         }
     }
     /// Charges the file's space to its volume, its owner and the directories above.

@@ -56,6 +56,8 @@ use crate::keys;
 use crate::lease::{Conflict, Need, NoteConflict};
 use crate::obstacle::{Attempt, Obstacle};
 use crate::record::{Access, HAS_ACL, Inode, Link, NOT_ENUMERATED, Record, Tally, directory_attr};
+use crate::table::{All, Present};
+use crate::tables;
 use cx::{entry, entry_of, nothing, require_listed, unleased};
 use permission::{allows, check_name, find_acl, require, require_sticky};
 use records::{directory, find_access, load_access, load_file, load_link, load_tally, owner_of, show};

@@ -57,9 +57,9 @@ impl Cx<'_> {
         if inode.nlink == 0 {
             // A session that looked it up before it lost its name: it is not deleted with the last close of
             // those that had it open then.
-            self.txn.put(&keys::held(ino, session), &[]);
+            tables::HELD.put(self.txn, (ino, session), &Present);
         }
-        let inline = if inode.size > 0 { self.txn.get(&keys::data(ino))?.map(Bytes::from) } else { None };
+        let inline = if inode.size > 0 { tables::DATA.get(self.read(), ino)?.map(Bytes::from) } else { None };
         let mut entry = self.rules.entry(ino, &inode);
         if write {
             entry.lease.limited = self.limit_over(&inode)?;
@@ -92,7 +92,7 @@ fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Attempt<InlineDat
     if inode.kind != FileKind::Regular {
         return Err(Error::invalid(format!("inode {ino} is not a regular file")).into());
     }
-    let data = view.read.get(&keys::data(ino))?.map(Bytes::from);
+    let data = tables::DATA.get(view.read, ino)?.map(Bytes::from);
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 

@@ -1,7 +1,7 @@
 //! The rules of POSIX, with the records that they need: permission, sticky directories, valid names.
 use super::records::show;
-use crate::keys;
 use crate::record::{Access, HAS_ACL};
+use crate::tables;
 use weir_kv::Read;
 use weir_proto::meta::{Cred, NAME_MAX};
 use weir_proto::posix::acl::{self, Acl};
@@ -16,7 +16,7 @@ pub(super) fn allows(read: &dyn Read, cred: &Cred, ino: InodeId, of: Owned, want
 }
 
 pub(super) fn find_acl(read: &dyn Read, ino: InodeId, kind: &[u8]) -> Result<Option<Acl>> {
-    let Some(value) = read.get(&keys::xattr(ino, kind))? else { return Ok(None) };
+    let Some(value) = tables::XATTRS.get(read, (ino, kind))? else { return Ok(None) };
     Acl::parse(&value).map_err(|e| Error::damaged(format!("inode {ino}: {e}")))
 }
 

@@ -1,14 +1,13 @@
 //! Records of inodes, directories and names: loading them, and the errors if they are missing.
-use crate::keys;
-use crate::record::{Access, Inode, Link, Record, Tally, directory_attr};
+use crate::record::{Access, Inode, Link, Tally, directory_attr};
+use crate::tables;
 use weir_kv::Read;
 use weir_proto::meta::{Attr, FileKind, NAME_MAX};
 use weir_proto::posix::Owned;
 use weir_proto::{Error, InodeId, NameRule, Result};
 
 pub fn find_inode(read: &dyn Read, ino: InodeId) -> Result<Option<Inode>> {
-    let value = read.get(&keys::inode(ino))?;
-    value.map(|v| Inode::from_value(&v, || format!("inode {ino}"))).transpose()
+    tables::INODES.get(read, ino)
 }
 
 /// A file that must exist and must not be a directory.
@@ -23,8 +22,7 @@ pub(super) fn load_file(read: &dyn Read, ino: InodeId) -> Result<Inode> {
 }
 
 pub(super) fn find_access(read: &dyn Read, dir: InodeId) -> Result<Option<Access>> {
-    let value = read.get(&keys::access(dir))?;
-    value.map(|v| Access::from_value(&v, || format!("directory {dir}"))).transpose()
+    tables::ACCESS.get(read, dir)
 }
 
 /// A directory that must exist.
@@ -39,13 +37,11 @@ pub(super) fn load_access(read: &dyn Read, dir: InodeId) -> Result<Access> {
 }
 
 pub(super) fn load_tally(read: &dyn Read, dir: InodeId) -> Result<Tally> {
-    let value = read.get(&keys::tally(dir))?.ok_or_else(|| stale(dir))?;
-    Tally::from_value(&value, || format!("the counts of directory {dir}"))
+    tables::TALLIES.get(read, dir)?.ok_or_else(|| stale(dir))
 }
 
 pub fn find_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
-    let value = read.get(&keys::name(dir, name))?;
-    value.map(|v| Link::from_value(&v, || format!("{:?} in directory {dir}", show(name)))).transpose()
+    tables::NAMES.get(read, (dir, name))
 }
 
 pub(super) fn load_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Link> {

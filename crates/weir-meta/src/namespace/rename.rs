@@ -230,10 +230,9 @@ pub(super) fn move_file(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>
 fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, (to, place): (End<'_>, u64)) -> Result<()> {
     let mut inode = load_file(cx.read(), ino)?;
     inode.ctime = cx.rules.after(inode.ctime);
-    let extra = keys::link(ino, from.dir, from.name);
-    if inode.nlink > 1 && cx.txn.get(&extra)?.is_some() {
-        cx.txn.delete(&extra);
-        cx.txn.put(&keys::link(ino, to.dir, to.name), &[]);
+    if inode.nlink > 1 && tables::LINKS.has(cx.read(), (ino, from.dir, from.name))? {
+        tables::LINKS.delete(cx.txn, (ino, from.dir, from.name));
+        tables::LINKS.put(cx.txn, (ino, to.dir, to.name), &Present);
     } else {
         if from.dir != to.dir {
             cx.charge(from.dir, Charge::file(&inode).back())?;

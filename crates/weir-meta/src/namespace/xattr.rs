@@ -3,7 +3,6 @@ use super::gate::{ChangeableInode, Changed, OwnInode};
 use super::records::owner_of_any;
 use super::*;
 use bytes::Bytes;
-use weir_kv::Scan;
 use weir_proto::meta::{NAME_MAX, RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
 
 /// Only the superuser sees these.
@@ -24,7 +23,7 @@ pub fn getxattr(view: &View<'_>, cred: &Cred, ino: InodeId, name: &[u8]) -> Resu
             show(name)
         )));
     }
-    match view.read.get(&keys::xattr(ino, name))? {
+    match tables::XATTRS.get(view.read, (ino, name))? {
         Some(value) => Ok(XattrValue { value: Bytes::from(value) }),
         None => Err(absent(ino, name)),
     }
@@ -51,7 +50,7 @@ pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Attempt<Entry> {
         .into());
     }
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
+    let there = tables::XATTRS.has(cx.txn, (r.ino, &r.name))?;
     if there && r.create {
         return Err(
             Error::exists(format!("inode {} has attribute {:?} already", r.ino, show(&r.name))).into()
@@ -75,7 +74,7 @@ pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Attempt<Entry> {
     check_xattr_name(&r.name)?;
     let changeable = cx.inode_to_change(r.ino)?;
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
+    let there = tables::XATTRS.has(cx.txn, (r.ino, &r.name))?;
     if !there && is_acl(&r.name) {
         return Ok(entry(cx.read(), cx.rules, r.ino)?); // as Linux does: there is none now
     }
@@ -117,7 +116,7 @@ fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Attemp
 fn note_acl(cx: &mut Cx<'_>, own: OwnInode, mode: Option<u32>) -> Result<Entry> {
     let (ino, mut flag) = (own.ino(), 0);
     for kind in [acl::ACCESS, acl::DEFAULT] {
-        if cx.txn.get(&keys::xattr(ino, kind))?.is_some() {
+        if tables::XATTRS.has(cx.txn, (ino, kind))? {
             flag = HAS_ACL;
         }
     }
@@ -146,13 +145,7 @@ fn touch(cx: &mut Cx<'_>, own: OwnInode) -> Result<Entry> {
 }
 
 fn names(read: &dyn Read, ino: InodeId) -> Result<Vec<Bytes>> {
-    let mut names = Vec::new();
-    let (start, end) = keys::range_of(b'X', ino.0);
-    read.scan(&start, &end, &mut |key, _| {
-        names.push(Bytes::copy_from_slice(keys::xattr_name(key)));
-        Scan::More
-    })?;
-    Ok(names)
+    tables::XATTRS.under(ino).keys(read, usize::MAX, |(_, name)| Bytes::copy_from_slice(name))
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {

@@ -7,7 +7,6 @@ use crate::keys::Sequence;
 use crate::limits;
 use crate::namespace::create::next_number;
 use crate::record::VolumeRecord;
-use weir_kv::Scan;
 use weir_proto::map::Scheme;
 use weir_proto::meta::Mkdir;
 use weir_proto::volume::{
@@ -78,7 +77,7 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Attempt<Volume> {
         write_floor: 0,
     };
     cx.put_volume(id, &record);
-    cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
+    tables::VOLUME_NAMES.put(cx.txn, r.name.as_bytes(), &id);
     Ok(shown(cx.read(), id, record)?)
 }
 
@@ -128,8 +127,8 @@ pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Attempt<Volume> {
     }
     if let Some(name) = r.name.as_ref().filter(|name| **name != record.name) {
         check_free(cx.read(), name)?;
-        cx.txn.delete(&keys::volume_name(&record.name));
-        cx.txn.put(&keys::volume_name(name), &r.volume.0.to_le_bytes());
+        tables::VOLUME_NAMES.delete(cx.txn, record.name.as_bytes());
+        tables::VOLUME_NAMES.put(cx.txn, name.as_bytes(), &r.volume);
         record.name.clone_from(name);
     }
     cx.put_volume(r.volume, &record);
@@ -211,7 +210,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Attempt<Volume> {
     let mut tally = load_tally(cx.read(), access.parent)?;
     cx.remove_name(access.parent, &mut tally, &record.entry, &link);
     cx.put_tally(access.parent, &tally);
-    cx.txn.delete(&keys::volume_name(&record.name));
+    tables::VOLUME_NAMES.delete(cx.txn, record.name.as_bytes());
     if is_empty {
         cx.destroy_directory(access.parent, record.root)?;
         cx.forget_volume(r.volume)?;
@@ -239,21 +238,11 @@ impl Cx<'_> {
 
 /// The name of a volume whose topmost directory lies below `dir`.
 fn volume_inside(read: &dyn Read, outer: VolumeId, dir: InodeId) -> Result<Option<String>> {
-    let mut others = Vec::new();
-    let (start, end) = keys::range_of_letter(b'v');
-    read.scan(&start, &end, &mut |key, value| {
-        if key != keys::volume(outer)
-            && let Ok(record) = VolumeRecord::from_value(value, String::new)
-            && record.root != InodeId::ROOT
-            && !record.deleting
-        {
-            others.push((record.root, record.name));
-        }
-        Scan::More
-    })?;
-    for (root, name) in others {
-        if is_within(read, root, dir)? {
-            return Ok(Some(name));
+    let others = tables::VOLUMES.all().collect(read, usize::MAX, |id, record| (id, record))?;
+    for (id, record) in others {
+        let is_other = id != outer && record.root != InodeId::ROOT && !record.deleting;
+        if is_other && is_within(read, record.root, dir)? {
+            return Ok(Some(record.name));
         }
     }
     Ok(None)

@@ -183,8 +183,8 @@ impl Cx<'_> {
     pub fn put_owner_record(&mut self, holder: Holder, record: OwnerRecord) {
         let kept = (record != OwnerRecord::default()).then_some(record);
         match kept {
-            Some(record) => self.txn.put(&keys::owner_limit(holder), &record.to_value()),
-            None => self.txn.delete(&keys::owner_limit(holder)),
+            Some(record) => tables::OWNER_LIMITS.put(self.txn, holder, &record),
+            None => tables::OWNER_LIMITS.delete(self.txn, holder),
         }
         self.events.limits.push((holder, kept));
     }
