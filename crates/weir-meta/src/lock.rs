@@ -296,7 +296,8 @@ impl LockTable {
 
     fn count(&mut self, session: SessionId, before: usize, after: usize) {
         if let Some(uses) = self.of_session.get_mut(&session) {
-            uses.count = (uses.count + after).saturating_sub(before);
+            assert!(uses.count + after >= before, "session {session}: fewer locks than it releases");
+            uses.count = uses.count + after - before;
         }
     }
 
@@ -368,6 +369,7 @@ impl LockTable {
         self.count(wait.wish.holder.session, 1, 0);
         if let Some(on) = self.waiting.get_mut(&wait.wish.holder) {
             let left = on.get_mut(&ino).map_or(0, |n| {
+                assert!(*n > 0, "file {ino}: a wait ends that was not counted");
                 *n -= 1;
                 *n
             });

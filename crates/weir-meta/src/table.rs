@@ -338,7 +338,9 @@ impl<K: KeyType, V: Value> Table<K, V> {
     }
     /// The entries from a key to before another one.
     pub fn between(&self, from: K::At<'_>, to: K::At<'_>) -> Span<K, V> {
-        self.span(self.key(from), self.key(to).to_vec())
+        let (start, end) = (self.key(from), self.key(to));
+        assert!(*start <= *end, "{}: a span ends before it begins", self.what);
+        self.span(start, end.to_vec())
     }
 }
 

@@ -105,6 +105,7 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     }
     let first = InodeId((tally.serial << 24) | u64::from(tally.next_n));
     tally.next_n += numbers;
+    assert!(tally.next_n <= SERIAL_NUMBERS, "{numbers} numbers end past the range of a serial");
     cx.put_tally(r.dir, &tally);
     let layout = policy.layout(0);
     let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout, account };
@@ -227,6 +228,7 @@ impl Cx<'_> {
             )));
         }
         block.next = InodeId(born.ino.0 + 1);
+        assert!(block.next <= block.end, "number {} is past the end of its block", born.ino);
         if find_link(self.read(), birth.dir, &born.name)?.is_some() {
             return Err(Error::exists(format!(
                 "{:?} is in directory {} already",

@@ -112,6 +112,7 @@ impl Cx<'_> {
             tally.next_n = 0;
         }
         let n = tally.next_n;
+        assert!(n < SERIAL_NUMBERS, "number {n} is past the range of serial {}", tally.serial);
         tally.next_n += 1;
         Ok(InodeId((tally.serial << 24) | u64::from(n)))
     }
@@ -124,6 +125,7 @@ impl Cx<'_> {
         ino: InodeId,
         kind: FileKind,
     ) -> u64 {
+        assert!(check_name(name).is_ok(), "{:?} was not checked before it is made in {dir}", show(name));
         let cookie = tally.next_cookie;
         tally.next_cookie += 1;
         tally.entries += 1;

@@ -136,6 +136,7 @@ impl Cx<'_> {
         if token_epoch <= inode.writing.token_epoch {
             return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")).into());
         }
+        assert!(first.from < last.to, "inode {ino}: an eviction of no bytes at {}", first.from);
         inode.writing.token_epoch = token_epoch;
         let truncation = StripeTruncation {
             from_stripe: layout.stripe_of(first.from),
@@ -206,6 +207,10 @@ impl Cx<'_> {
     pub(super) fn put_evicted(&mut self, ino: InodeId, known: &[Found], new: &[ByteRange]) {
         let new = new.iter().map(|n| Found { from: n.from, range: EvictedRange { to: n.to, handed: 0 } });
         let mut all: Vec<Found> = known.iter().copied().chain(new).collect();
+        assert!(
+            all.iter().all(|f| f.from < f.range.to),
+            "inode {ino}: an evicted range of no bytes: {all:?}"
+        );
         all.sort_by_key(|f| f.from);
         all.dedup_by(|next, last| {
             let joins = last.range.to == next.from && (last.range.handed, next.range.handed) == (0, 0);
@@ -265,6 +270,7 @@ impl Cx<'_> {
         let mut parts = Vec::new();
         for f in &found {
             let (a, b) = (f.from.max(from), f.range.to.min(to));
+            assert!(a < b, "inode {ino}: a recall of no bytes at {a}");
             if f.from < a {
                 tables::EVICTED.put(self.txn, (ino, f.from), &EvictedRange { to: a, ..f.range });
             }

@@ -10,7 +10,7 @@
 //! Volumes without snapshots pay for a look-up in an empty map.
 use super::objects::{is_owned, references};
 use super::records::find_access;
-use crate::keys;
+use crate::keys::{self, Letter};
 use crate::owners::{self, Charged};
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
@@ -359,6 +359,7 @@ impl<'a> Keeper<'a> {
     }
 
     fn count_layer(&mut self, key: &[u8], new: Option<&[u8]>) -> Result<()> {
+        assert_eq!(key.first(), Some(&(Letter::Layer as u8)), "not the key of a layer: {key:?}");
         if let Some(old) = self.txn.get(key)? {
             let (object, groups) = layer_object(&old)?;
             tables::REFERENCES.add(self.txn, object, -1);

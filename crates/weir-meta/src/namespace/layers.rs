@@ -97,6 +97,7 @@ impl Cx<'_> {
         let mut bytes: u64 = known.iter().map(|(from, layer)| layer.to - from).sum();
         let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
         for gap in evicted::evictable(layout, inode.size, (0, inode.size), &elsewhere) {
+            assert!(gap.from < gap.to, "inode {ino}: a layer of no bytes at {}", gap.from);
             let layer = LayerRecord { to: gap.to, object: old, handed: 0, fence, first_pg, pg_count };
             tables::LAYERS.put(self.txn, (ino, gap.from), &layer);
             bytes += gap.to - gap.from;
@@ -109,6 +110,7 @@ impl Cx<'_> {
         let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
         let mut bytes = layers.bytes;
         for (from, layer) in ranges(self.read(), ino, size, usize::MAX)? {
+            assert!(layer.to > size, "inode {ino}: a layer below {size} is truncated");
             let cut = LayerRecord { to: size, handed: 0, ..layer };
             match from < size {
                 true => tables::LAYERS.put(self.txn, (ino, from), &cut),
@@ -206,6 +208,7 @@ pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
     let mut layers = Vec::new();
     for (at, layer) in found {
         let (a, b) = (at.max(from), layer.to.min(to));
+        assert!(a < b, "inode {}: a layer at {at} is taken for copying, outside of {from} to {to}", r.ino);
         if at < a {
             tables::LAYERS.put(cx.txn, (r.ino, at), &LayerRecord { to: a, ..layer });
         }

@@ -125,6 +125,7 @@ fn carry_out(
     (from, to): &(OwnDir, OwnDir),
     (moved, other): (&Link, Option<&Link>),
 ) -> Result<()> {
+    assert_ne!(Some(moved.ino), other.map(|o| o.ino), "two links of one file are not renamed");
     log_renamed(cx, r, moved, other)?;
     let from = End { dir: from.ino(), name: &r.name };
     let to = End { dir: to.ino(), name: &r.new_name };

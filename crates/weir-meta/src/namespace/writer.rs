@@ -36,6 +36,7 @@ impl Cx<'_> {
             inode.writing.token_epoch = inode.writing.token_epoch.saturating_add(1);
             inode.writing.writer = self.rules.session;
         }
+        assert_eq!(inode.writing.writer, self.rules.session, "inode {ino}: its writer is another session");
         inode.writing.recover = recover;
         inode.writing.dirty = true;
         if inode.layout.is_none() {
