@@ -7,7 +7,7 @@
 use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
-use crate::inode::{Birth, Inline, Inode, Limits, MODE_BITS, NO_LIMIT, SET_GID, State};
+use crate::inode::{Birth, Inline, Inode, Limits, NO_LIMIT, State};
 use crate::table::births::{Granted, Unreported, What};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use weir_proto::births::{
 };
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
+use weir_proto::posix::{Inherited, Owned, SEARCH, WRITE};
 use weir_proto::{Error, ErrorKind, InodeId, Result, VolumeId};
 
 /// The delay of a report: a program that writes small files has closed them by then.
@@ -52,7 +53,7 @@ impl Inner {
             }
             let owner = owner_of_new(cred, &attr);
             let (ino, layout, limits) = log.take_number(parent, owner)?;
-            let bits = mode.bits & !mode.umask & MODE_BITS;
+            let bits = Inherited::new(None, mode.bits, mode.umask, false).mode;
             (newborn(ino, bits, owner, layout, self.now()), limits)
         };
         let inode = self.inode(attr.ino);
@@ -365,7 +366,7 @@ impl Inner {
 
 /// Owner and group of a new file in a directory.
 fn owner_of_new(cred: &Cred, dir: &Attr) -> (u32, u32) {
-    (cred.uid, if dir.mode & SET_GID != 0 { dir.gid } else { cred.gid })
+    (cred.uid, Owned::of(dir).gid_of_new(cred.gid))
 }
 
 fn newborn(ino: InodeId, mode: u32, (uid, gid): (u32, u32), layout: Layout, at: Time) -> Attr {
@@ -398,12 +399,5 @@ fn no_lease() -> Lease {
 
 /// Whether a user may change names in a directory without an access control list.
 pub fn permits(cred: &Cred, dir: &Attr) -> bool {
-    let class = if cred.uid == dir.uid {
-        6
-    } else if cred.is_member(dir.gid) {
-        3
-    } else {
-        0
-    };
-    cred.uid == 0 || (dir.mode >> class) & 0o3 == 0o3
+    Owned::of(dir).permits(cred, None, WRITE | SEARCH)
 }

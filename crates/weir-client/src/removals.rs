@@ -11,10 +11,9 @@ use bytes::Bytes;
 use std::sync::Arc;
 use weir_proto::births::{Removal, RemoveMany};
 use weir_proto::meta::{Attr, Cred, LeaseKind, Time};
+use weir_proto::posix::Owned;
 use weir_proto::volume::TRASH;
 use weir_proto::{Error, ErrorKind, InodeId};
-
-const STICKY: u32 = 0o1000;
 
 /// The way in which a file goes.
 enum Way {
@@ -146,7 +145,7 @@ impl Inner {
 /// Marks the file as removed; returns its state before.
 fn begin_removal(st: &mut State, cred: &Cred, dir: &Attr) -> Option<Birth> {
     let uid = st.attr.as_ref()?.uid;
-    let is_kept = dir.mode & STICKY != 0 && cred.uid != 0 && cred.uid != dir.uid && cred.uid != uid;
+    let is_kept = !Owned::of(dir).lets_remove(cred, uid);
     let may = match &st.birth {
         Birth::Unsent => !st.opens.is_open(),
         Birth::Born => st.may_die(),

@@ -7,9 +7,8 @@ use crate::inode::{Birth, State};
 use bytes::Bytes;
 use weir_proto::InodeId;
 use weir_proto::meta::{Attr, Cred, Time};
+use weir_proto::posix::Owned;
 use weir_proto::volume::TRASH;
-
-const STICKY: u32 = 0o1000;
 
 impl Inner {
     /// Renames a file locally; false: ask the leader.
@@ -49,7 +48,8 @@ impl Inner {
 
 /// The file of this name, if the user may give it the new one without the leader.
 fn may_rename(st: &State, cred: &Cred, name: &[u8], new_name: &[u8]) -> Option<InodeId> {
-    let may = |attr: &&Attr| !attr.acl && permits(cred, attr) && (attr.mode & STICKY == 0 || cred.uid == 0);
+    let may_leave = |dir: Owned| !dir.is_sticky() || cred.uid == 0;
+    let may = |attr: &&Attr| !attr.acl && permits(cred, attr) && may_leave(Owned::of(attr));
     st.attr.as_ref().filter(|_| st.lease.is_write() && !st.attr_old).filter(may)?;
     let is_absent = st.name(new_name) == Some(None);
     st.name(name)?.filter(|_| is_absent)

@@ -55,4 +55,4 @@ pub use member::{Membership, Reports, no_reports};
 pub use open::cluster_in;
 pub use replacing::groups_by_spare;
 pub use server::{CoordConfig, Coordinator};
-pub use standby::{LEADER_KEY, LEASE, Lead, Term, lead};
+pub use standby::{CoordinatorLead, LEADER_KEY, LEASE, Term, lead};

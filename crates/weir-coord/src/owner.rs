@@ -83,11 +83,11 @@ pub struct Owner {
     /// This coordinator was asked to end. It then takes no target down: `weir down` ends servers at the same
     /// time, and a target that was taken down by that would be behind at the next start.
     pub ends: bool,
-    pub leadership: Leadership,
+    pub this: ThisCoordinator,
 }
 
 /// This coordinator's name, and the term for which it leads.
-pub struct Leadership {
+pub struct ThisCoordinator {
     /// The name that it uses in probes.
     pub name: String,
     /// For probes over networks; absent in a cluster without certificates.
@@ -98,7 +98,7 @@ pub struct Leadership {
     pub lost: Arc<OnceLock<Error>>,
 }
 
-impl Leadership {
+impl ThisCoordinator {
     fn check(&self, now: Instant) -> Result<()> {
         self.term.as_ref().map_or(Ok(()), |term| term.check(now))
     }
@@ -139,7 +139,7 @@ impl Owner {
             last_tick = now;
             if let Err(e) = self.handle_batch(first).await {
                 tracing::error!("this coordinator leads no more: {e}");
-                let _ = self.leadership.lost.set(e); // it is lost once
+                let _ = self.this.lost.set(e); // it is lost once
                 return;
             }
         }
@@ -148,7 +148,7 @@ impl Owner {
     /// Handles one batch of events. An error: another coordinator leads, or may lead.
     async fn handle_batch(&mut self, first: Option<Event>) -> Result<()> {
         let now = self.env.clock.now();
-        self.leadership.check(now)?;
+        self.this.check(now)?;
         let published = self.map.borrow().clone();
         let members_before = self.members.clone();
         let mut batch = Batch {
@@ -189,7 +189,7 @@ impl Owner {
         }
         .await;
         // If another coordinator leads by now, these answers may be outdated.
-        self.leadership.check(self.env.clock.now())?;
+        self.this.check(self.env.clock.now())?;
         if let Err(e) = &outcome {
             if e.kind == ErrorKind::Stale {
                 return Err(e.clone());

@@ -17,7 +17,7 @@ use crate::lives::SignsOfLife;
 use crate::members::Members;
 use crate::news::News;
 use crate::owner::{
-    Answer, EVENTS_MAX, Event, Kept, Leadership, Owner, POSITIONS_KEY, PROGRESS_KEY, REBUILD_KEY,
+    Answer, EVENTS_MAX, Event, Kept, Owner, POSITIONS_KEY, PROGRESS_KEY, REBUILD_KEY, ThisCoordinator,
 };
 use crate::placing::Placing;
 use crate::records::{decode_positions, decode_progress, decode_wishes};
@@ -172,7 +172,7 @@ impl Coordinator {
             cut_links: Default::default(),
             program: config.program,
             ends: false,
-            leadership: Leadership {
+            this: ThisCoordinator {
                 name: config.name,
                 trust: certified.as_ref().map(|certified| certified.trust.clone()),
                 term: config.term,

@@ -59,7 +59,7 @@ impl Term {
 }
 
 /// Held while this coordinator leads.
-pub struct Lead {
+pub struct CoordinatorLead {
     env: Env,
     store: Arc<dyn Store>,
     lease: LeaseId,
@@ -69,7 +69,12 @@ pub struct Lead {
 
 /// Waits until this coordinator leads. `name`: its name for others. `waits`: called with the leader's name
 /// whenever another coordinator leads.
-pub async fn lead(env: &Env, store: Arc<dyn Store>, name: &str, waits: impl Fn(&str)) -> Result<Lead> {
+pub async fn lead(
+    env: &Env,
+    store: Arc<dyn Store>,
+    name: &str,
+    waits: impl Fn(&str),
+) -> Result<CoordinatorLead> {
     let mut last = None;
     loop {
         match try_to_lead(env, &store, name, &waits).await {
@@ -98,7 +103,7 @@ async fn try_to_lead(
     store: &Arc<dyn Store>,
     name: &str,
     waits: &impl Fn(&str),
-) -> Result<Option<Lead>> {
+) -> Result<Option<CoordinatorLead>> {
     if let Some(other) = store.get(LEADER_KEY).await? {
         waits(&String::from_utf8_lossy(&other.value));
         store.watch(LEADER_KEY, other.revision).await?;
@@ -117,7 +122,7 @@ async fn try_to_lead(
     let (state, term) = watch::channel(State { ends, over: None });
     let renewal = keep(env.clone(), store.clone(), lease, state);
     let renewal = Mutex::new(Some(env.tasks.spawn("keep the coordinator's lease", renewal)));
-    let lead = Lead { env: env.clone(), store: store.clone(), lease, renewal, term: Term(term) };
+    let lead = CoordinatorLead { env: env.clone(), store: store.clone(), lease, renewal, term: Term(term) };
     lead.term.check(env.clock.now())?;
     Ok(Some(lead))
 }
@@ -161,7 +166,7 @@ fn silent() -> Error {
     .hint("check etcd (`etcdctl endpoint health`), then start this coordinator again")
 }
 
-impl Lead {
+impl CoordinatorLead {
     pub fn term(&self) -> Term {
         self.term.clone()
     }
@@ -180,7 +185,7 @@ impl Lead {
     }
 }
 
-impl Drop for Lead {
+impl Drop for CoordinatorLead {
     fn drop(&mut self) {
         let renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(renewal) = renewal {

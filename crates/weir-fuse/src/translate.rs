@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use weir_client::{Allocate, NewMode, OpenMode, SetTime, Stat};
 use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
+use weir_proto::posix::MODE_BITS;
 use weir_proto::{Error, InodeId};
 
 mod pages;
@@ -72,7 +73,7 @@ pub fn node_kind(mode: u32) -> Option<FileKind> {
 }
 
 pub fn permissions(mode: u32) -> u32 {
-    mode & 0o7777
+    mode & MODE_BITS
 }
 
 /// The kernel leaves the umask to us: a directory's default access control list comes before it.
@@ -183,16 +184,6 @@ pub fn allocate(mode: i32) -> Result<Allocate, Errno> {
     }
 }
 
-/// A change of data or of the owner may remove these bits.
-pub fn has_privileges(mode: u32) -> bool {
-    mode & (libc::S_ISUID | libc::S_ISGID) != 0
-}
-/// The mode after such a change. `member`: of the file's group, or the superuser.
-pub fn without_privileges(mode: u32, member: bool) -> u32 {
-    let sgid = if mode & libc::S_IXGRP != 0 || !member { libc::S_ISGID } else { 0 };
-    permissions(mode) & !(libc::S_ISUID | sgid)
-}
-
 /// Features that are requested if the kernel offers them.
 pub const WANTED: [InitFlags; 16] = [
     InitFlags::FUSE_ASYNC_READ,
@@ -257,18 +248,5 @@ mod tests {
             (OpenMode { truncate: true, ..OpenMode::BOTH }, true)
         );
         assert_eq!(open_mode(OPEN_TO_EXECUTE), (OpenMode { execute: true, ..OpenMode::READ }, false));
-    }
-
-    #[test]
-    fn privileges_go_as_posix_says() {
-        assert!(has_privileges(0o4755) && has_privileges(0o2644) && !has_privileges(0o1755));
-        assert_eq!(without_privileges(0o104755, true), 0o755);
-        assert_eq!(without_privileges(0o6775, true), 0o775);
-        assert_eq!(
-            without_privileges(0o6644, true),
-            0o2644,
-            "without group execution it is no privilege of a member"
-        );
-        assert_eq!(without_privileges(0o2644, false), 0o644);
     }
 }

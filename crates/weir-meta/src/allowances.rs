@@ -1,12 +1,12 @@
 //! Limits of users and groups, compared with what they use: for a new file, for new bytes, for reports.
 //!
 //! Knows nothing of sessions' leases and of how a client waits for space.
-use crate::keys;
 use crate::owner_limits::OwnerRecord;
 use crate::owners::{self, Used};
 use crate::quotas::Quotas;
-use crate::record::{Record, VolumeRecord};
-use weir_kv::{Read, Scan};
+use crate::table::All;
+use crate::tables;
+use weir_kv::Read;
 use weir_proto::meta::Time;
 use weir_proto::quota::{
     ALL_VOLUMES, Account, Holder, OWNER_ROWS_MAX, OwnerKind, OwnerUsage, OwnerUsagePage,
@@ -134,9 +134,7 @@ pub fn volume_name(read: &dyn Read, volume: VolumeId) -> Result<String> {
     if volume == ALL_VOLUMES {
         return Ok(String::new());
     }
-    let value = read.get(&keys::volume(volume))?;
-    let record = value.map(|v| VolumeRecord::from_value(&v, || format!("volume {volume}"))).transpose()?;
-    Ok(record.map_or_else(|| volume.to_string(), |record| record.name))
+    Ok(tables::VOLUMES.get(read, volume)?.map_or_else(|| volume.to_string(), |record| record.name))
 }
 
 fn bytes(used: Used) -> u64 {
@@ -207,12 +205,7 @@ pub fn rows_of(
         Some(Some(next)) => VolumeId(next),
         Some(None) => return Ok(OwnerUsagePage { rows: Vec::new(), end: true }),
     };
-    let mut volumes = Vec::new();
-    let (start, end) = (keys::volume(first), keys::range_of_letter(b'v').1);
-    read.scan(&start, &end, &mut |key, _| {
-        volumes.extend(keys::volume_in(key));
-        Scan::More
-    })?;
+    let volumes = tables::VOLUMES.from(All, first).keys(read, usize::MAX, |volume| volume)?;
     let all = (first == ALL_VOLUMES).then_some(ALL_VOLUMES);
     let holders = all.into_iter().chain(volumes).map(|volume| Holder { volume, kind, id });
     let mut shown = Vec::new();

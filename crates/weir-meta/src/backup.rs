@@ -3,11 +3,11 @@
 //! Invariant: while a session that has taken a backup lives, no other makes one of that volume, even after a
 //! restart of the leader: two writers of one tree would corrupt it. Knows nothing of a backup's content or of
 //! how it is made.
-use crate::keys;
+use crate::keys::Letter;
 use crate::namespace::{Cx, View, volume};
 use crate::record::Record;
 use crate::relation::home_url::check_url;
-use crate::relation::store;
+use crate::table::Table;
 use weir_kv::Read;
 use weir_proto::backup::{
     BACKUP_EVERY_S_MIN, BACKUPS_MAX, Backup, BackupDone, BackupEnd, BackupList, BackupOutcome,
@@ -37,6 +37,9 @@ message!(
     }
 );
 impl Record for BackupRecord {}
+
+/// By a checksum of the place's URL.
+const BACKUPS: Table<(VolumeId, u32), BackupRecord> = Table::new(Letter::Backup, "a backup of volume");
 
 // ---- when: pure
 
@@ -73,20 +76,12 @@ fn place(url: &str) -> u32 {
 }
 
 fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, BackupRecord)>> {
-    let (start, end) = match of {
-        Some(volume) => keys::range_of_short(b'b', volume.0),
-        None => (b"b".to_vec(), b"c".to_vec()),
-    };
-    store::collect(read, &start, &end, usize::MAX, |key, value| {
-        let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
-        let volume = VolumeId(number.ok_or_else(|| Error::damaged("the key of a backup is damaged"))?);
-        Ok((volume, BackupRecord::from_value(value, || format!("a backup of volume {volume}"))?))
-    })
+    let span = of.map_or_else(|| BACKUPS.all(), |volume| BACKUPS.under(volume));
+    span.collect(read, usize::MAX, |(volume, _), record| (volume, record))
 }
 
 fn find(read: &dyn Read, volume: VolumeId, url: &str) -> Result<Option<BackupRecord>> {
-    let Some(value) = read.get(&keys::backup(volume, place(url)))? else { return Ok(None) };
-    let record = BackupRecord::from_value(&value, || format!("a backup of volume {volume}"))?;
+    let Some(record) = BACKUPS.get(read, (volume, place(url)))? else { return Ok(None) };
     if record.url == url {
         return Ok(Some(record));
     }
@@ -124,7 +119,7 @@ pub fn set(cx: &mut Cx<'_>, r: &BackupSet) -> Result<Backup> {
         if backup.running.is_some() {
             return Err(busy(&of.name));
         }
-        cx.txn.delete(&keys::backup(r.volume, place(&r.url)));
+        BACKUPS.delete(cx.txn, (r.volume, place(&r.url)));
         return Ok(backup);
     }
     if found.is_none() && records(&*cx.txn, Some(r.volume))?.len() >= BACKUPS_MAX {
@@ -148,7 +143,7 @@ pub fn set(cx: &mut Cx<'_>, r: &BackupSet) -> Result<Backup> {
         keep.check()?;
         record.keep = keep;
     }
-    cx.txn.put(&keys::backup(r.volume, place(&r.url)), &record.to_value());
+    BACKUPS.put(cx.txn, (r.volume, place(&r.url)), &record);
     shown(&*cx.txn, cx.rules.live, cx.rules.now, r.volume, record)
 }
 
@@ -201,7 +196,7 @@ fn is_running(cx: &Cx<'_>, all: &[(VolumeId, BackupRecord)], of: VolumeId) -> bo
 
 fn begin(cx: &mut Cx<'_>, id: VolumeId, mut record: BackupRecord) -> Result<BackupTaken> {
     record.running = Some(BackupRun { session: cx.rules.session, began: cx.rules.now });
-    cx.txn.put(&keys::backup(id, place(&record.url)), &record.to_value());
+    BACKUPS.put(cx.txn, (id, place(&record.url)), &record);
     Ok(BackupTaken { backup: Some(shown(&*cx.txn, cx.rules.live, cx.rules.now, id, record)?) })
 }
 
@@ -220,14 +215,14 @@ pub fn done(cx: &mut Cx<'_>, r: &BackupDone) -> Result<Backup> {
     }
     let (began, ended, outcome) = (run.began, cx.rules.now, r.outcome.clone());
     record.last = Some(BackupEnd { began, ended, outcome });
-    cx.txn.put(&keys::backup(r.volume, place(&r.url)), &record.to_value());
+    BACKUPS.put(cx.txn, (r.volume, place(&r.url)), &record);
     shown(&*cx.txn, cx.rules.live, cx.rules.now, r.volume, record)
 }
 
 /// The places are forgotten together with their volume.
 pub fn forget_volume(txn: &mut dyn weir_kv::Txn, id: VolumeId) -> Result<()> {
     for (_, record) in records(&*txn, Some(id))? {
-        txn.delete(&keys::backup(id, place(&record.url)));
+        BACKUPS.delete(txn, (id, place(&record.url)));
     }
     Ok(())
 }

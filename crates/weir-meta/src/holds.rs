@@ -53,11 +53,11 @@ impl Holds {
         }
     }
 
-    /// The record's value; `None`: there is no record.
-    pub fn to_value(&self) -> Option<Vec<u8>> {
+    /// `None`: there is no record.
+    pub fn record(&self) -> Option<HoldsRecord> {
         let Holds::In(volumes) = self else { return None };
         let volumes = volumes.iter().map(|(id, usage)| (*id, *usage == Usage::Writes)).collect();
-        Some(HoldsRecord { volumes }.to_value())
+        Some(HoldsRecord { volumes })
     }
     pub fn from_record(record: &HoldsRecord) -> Holds {
         let usage = |writes| if writes { Usage::Writes } else { Usage::Reads };
@@ -111,14 +111,14 @@ mod tests {
     fn the_layout_of_a_sessions_volumes_never_changes() {
         let mut holds = Holds::nothing();
         assert!(holds.add(VolumeId(0x0102), Usage::Reads) && holds.add(VolumeId(3), Usage::Writes));
-        let value = holds.to_value().unwrap();
+        let value = holds.record().unwrap().to_value();
         assert_eq!(value, [1, 2, 0, 0, 0, 3, 0, 0, 0, 1, 2, 1, 0, 0, 0]);
         let record = HoldsRecord::from_value(&value, String::new).unwrap();
         assert_eq!(Holds::from_record(&record), holds);
         for end in 0..value.len() {
             assert!(HoldsRecord::from_value(&value[..end], String::new).is_err(), "cut to {end}");
         }
-        assert_eq!(Holds::Anything.to_value(), None);
+        assert_eq!(Holds::Anything.record(), None);
     }
 
     #[test]

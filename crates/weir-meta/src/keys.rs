@@ -60,13 +60,71 @@
 //! p/s                     the schedule of exports                                ScheduleRecord
 //! ```
 //!
-//! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`. Knows
+//! Numbers in keys are big-endian, so keys sort as the numbers do. Values are laid out in `record.rs`, and
+//! `tables.rs` ties both together: here are the letters, and the keys that are in no typed table. Knows
 //! nothing of the records' meaning.
 
-use weir_proto::meta::Time;
 use weir_proto::quota::{Holder, OwnerKind};
-use weir_proto::relation::RelationId;
-use weir_proto::{InodeId, SessionId, VolumeId};
+use weir_proto::{InodeId, VolumeId};
+
+/// The first byte of each kind of keys. No two are equal, so that scans do not take one kind for another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Letter {
+    Access = b'A',
+    Tally = b'T',
+    Name = b'E',
+    Listed = b'K',
+    Inode = b'I',
+    Data = b'D',
+    Xattr = b'X',
+    Link = b'N',
+    Held = b'H',
+    Session = b'S',
+    Holds = b'F',
+    Slot = b'U',
+    Numbers = b'w',
+    Garbage = b'G',
+    Evicted = b'W',
+    Usage = b'R',
+    ChangeCount = b'c',
+    Change = b'C',
+    Cursor = b'k',
+    Relation = b'r',
+    Rules = b'0',
+    Backup = b'b',
+    Unseen = b'B',
+    NameChange = b'O',
+    Dirty = b'P',
+    Remote = b'Y',
+    RemoteName = b'L',
+    Receipt = b'q',
+    Conflict = b'a',
+    OldAttributes = b'd',
+    NotEnumerated = b'l',
+    Mirrored = b'j',
+    Doomed = b'e',
+    Identity = b'i',
+    Relocation = b'm',
+    Unfinished = b'u',
+    Growing = b'g',
+    Mover = b'M',
+    Sequence = b'V',
+    Volume = b'v',
+    VolumeName = b'n',
+    VolumeUsage = b'Q',
+    OwnerLimit = b'J',
+    Snapshot = b's',
+    Trash = b't',
+    Trashed = b'x',
+    Clone = b'y',
+    CloneFile = b'f',
+    ObjectOwner = b'o',
+    Kept = b'h',
+    Layer = b'Z',
+    Object = b'z',
+    Import = b'p',
+}
 
 /// The counters of a directory's recursive usage, and of a user's or a group's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,139 +151,30 @@ pub enum Sequence {
     Object = b'o' as isize,
 }
 
-/// A letter and a number: most keys.
-pub type Key9 = [u8; 9];
-
-fn key9(letter: u8, number: u64) -> Key9 {
-    let mut key = [letter; 9];
-    key[1..].copy_from_slice(&number.to_be_bytes());
-    key
-}
-fn key17(letter: u8, first: u64, second: u64) -> [u8; 17] {
-    let mut key = [letter; 17];
-    key[1..9].copy_from_slice(&first.to_be_bytes());
-    key[9..].copy_from_slice(&second.to_be_bytes());
-    key
-}
-fn named(letter: u8, number: u64, name: &[u8]) -> Vec<u8> {
-    let mut key = Vec::with_capacity(9 + name.len());
-    key.push(letter);
-    key.extend_from_slice(&number.to_be_bytes());
-    key.extend_from_slice(name);
-    key
-}
-
-pub fn access(dir: InodeId) -> Key9 {
-    key9(b'A', dir.0)
-}
-pub fn tally(dir: InodeId) -> Key9 {
-    key9(b'T', dir.0)
-}
-pub fn name(dir: InodeId, name: &[u8]) -> Vec<u8> {
-    named(b'E', dir.0, name)
-}
-pub fn listed(dir: InodeId, cookie: u64) -> [u8; 17] {
-    key17(b'K', dir.0, cookie)
-}
-/// The cookie in a key made by [`listed`].
-pub fn cookie_of(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?))
-}
-pub fn inode(ino: InodeId) -> Key9 {
-    key9(b'I', ino.0)
-}
-pub fn data(ino: InodeId) -> Key9 {
-    key9(b'D', ino.0)
-}
-pub fn xattr(ino: InodeId, name: &[u8]) -> Vec<u8> {
-    named(b'X', ino.0, name)
-}
-/// The attribute's name in a key made by [`xattr`].
-pub fn xattr_name(key: &[u8]) -> &[u8] {
-    key.get(9..).unwrap_or_default()
-}
-pub fn link(ino: InodeId, dir: InodeId, name: &[u8]) -> Vec<u8> {
-    let mut key = Vec::with_capacity(17 + name.len());
-    key.extend_from_slice(&key17(b'N', ino.0, dir.0));
-    key.extend_from_slice(name);
-    key
-}
-/// The directory and name in a key made by [`link`].
-pub fn link_place(key: &[u8]) -> Option<(InodeId, &[u8])> {
-    Some((InodeId(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?)), key.get(17..)?))
-}
-pub fn held(ino: InodeId, session: SessionId) -> [u8; 17] {
-    key17(b'H', ino.0, session.0)
-}
-/// Inode and session in a key made by [`held`].
-pub fn held_pair(key: &[u8]) -> Option<(InodeId, SessionId)> {
-    let number = |at: usize| Some(u64::from_be_bytes(key.get(at..at + 8)?.try_into().ok()?));
-    Some((InodeId(number(1)?), SessionId(number(9)?)))
-}
-pub fn session(session: SessionId) -> Key9 {
-    key9(b'S', session.0)
-}
-pub fn holds(session: SessionId) -> Key9 {
-    key9(b'F', session.0)
-}
-/// The session in a key made by [`session`], [`holds`] or [`mover`].
-pub fn session_of(key: &[u8]) -> Option<SessionId> {
-    Some(SessionId(number_of(key)?))
-}
-pub fn mover(session: SessionId) -> Key9 {
-    key9(b'M', session.0)
-}
-pub fn slot(session: SessionId, slot: u32) -> [u8; 13] {
-    let mut key = [b'U'; 13];
-    key[1..9].copy_from_slice(&session.0.to_be_bytes());
-    key[9..].copy_from_slice(&slot.to_be_bytes());
-    key
-}
-pub fn numbers(session: SessionId, dir: InodeId) -> [u8; 17] {
-    key17(b'w', session.0, dir.0)
-}
-pub fn garbage(deleted: Time, ino: InodeId) -> [u8; 17] {
-    key17(b'G', deleted.nanos.max(0) as u64, ino.0)
-}
-/// The inode in a key made by [`garbage`].
-pub fn garbage_ino(key: &[u8]) -> Option<InodeId> {
-    Some(InodeId(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?)))
-}
-pub fn evicted(ino: InodeId, from: u64) -> [u8; 17] {
-    key17(b'W', ino.0, from)
-}
 /// No inode has this number.
-const NO_INODE: InodeId = InodeId(u64::MAX);
+pub const NO_INODE: InodeId = InodeId(u64::MAX);
 pub fn eviction_marks(volume: VolumeId) -> [u8; 17] {
-    evicted(NO_INODE, volume.0.into())
-}
-/// The first byte of the range in a key made by [`evicted`].
-pub fn evicted_from(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(9..17)?.try_into().ok()?))
-}
-pub fn usage(dir: InodeId, counter: Counter) -> [u8; 10] {
-    let mut key = [counter as u8; 10];
-    key[..9].copy_from_slice(&key9(b'R', dir.0));
+    let mut key = [Letter::Evicted as u8; 17];
+    key[1..9].copy_from_slice(&NO_INODE.0.to_be_bytes());
+    key[9..].copy_from_slice(&u64::from(volume.0).to_be_bytes());
     key
-}
-pub fn volume(volume: VolumeId) -> [u8; 5] {
-    let mut key = [b'v'; 5];
-    key[1..].copy_from_slice(&volume.0.to_be_bytes());
-    key
-}
-pub fn volume_name(name: &str) -> Vec<u8> {
-    [b"n", name.as_bytes()].concat()
 }
 pub fn volume_usage(volume: VolumeId, counter: Counter) -> [u8; 6] {
     let mut key = [counter as u8; 6];
-    key[0] = b'Q';
+    key[0] = Letter::VolumeUsage as u8;
     key[1..5].copy_from_slice(&volume.0.to_be_bytes());
     key
+}
+/// All counters of a volume, of its users and of its groups.
+pub fn usage_of_volume(volume: VolumeId) -> (Vec<u8>, Vec<u8>) {
+    let start = volume_usage(volume, Counter::Bytes)[..5].to_vec();
+    let end = after(&start);
+    (start, end)
 }
 /// The beginning of the counters of a volume's users, or of its groups.
 pub fn owners_of(volume: VolumeId, kind: OwnerKind) -> [u8; 6] {
     let mut key = [owner_letter(kind); 6];
-    key[0] = b'Q';
+    key[0] = Letter::VolumeUsage as u8;
     key[1..5].copy_from_slice(&volume.0.to_be_bytes());
     key
 }
@@ -235,21 +184,6 @@ pub fn owner_usage(holder: Holder, counter: Counter) -> [u8; 11] {
     key[6..10].copy_from_slice(&holder.id.to_be_bytes());
     key
 }
-/// The limits of a user or a group.
-pub fn owner_limit(holder: Holder) -> [u8; 10] {
-    let mut key = [b'J'; 10];
-    key[1..6].copy_from_slice(&owners_of(holder.volume, holder.kind)[1..]);
-    key[6..].copy_from_slice(&holder.id.to_be_bytes());
-    key
-}
-/// The user or group in a key made by [`owner_limit`].
-pub fn limited_holder(key: &[u8]) -> Option<Holder> {
-    holder_in(key.get(1..10)?)
-}
-/// The volume in a key made by [`volume`].
-pub fn volume_in(key: &[u8]) -> Option<VolumeId> {
-    Some(VolumeId(u32::from_be_bytes(key.get(1..5)?.try_into().ok()?)))
-}
 /// Volume, kind and number.
 fn holder_in(part: &[u8]) -> Option<Holder> {
     let number = |at: usize| Some(u32::from_be_bytes(part.get(at..at + 4)?.try_into().ok()?));
@@ -257,7 +191,7 @@ fn holder_in(part: &[u8]) -> Option<Holder> {
     let kind = OwnerKind::ALL.iter().copied().find(|kind| owner_letter(*kind) == letter)?;
     Some(Holder { volume: VolumeId(number(0)?), kind, id: number(5)? })
 }
-fn owner_letter(kind: OwnerKind) -> u8 {
+pub fn owner_letter(kind: OwnerKind) -> u8 {
     match kind {
         OwnerKind::User => b'u',
         OwnerKind::Group => b'g',
@@ -270,164 +204,27 @@ pub fn holder_of(key: &[u8]) -> Option<(Holder, Counter)> {
     Some((holder_in(&key[1..10])?, counter))
 }
 pub fn sequence(sequence: Sequence) -> [u8; 2] {
-    [b'V', sequence as u8]
+    [Letter::Sequence as u8, sequence as u8]
 }
 
-pub fn change_count(volume: VolumeId) -> [u8; 5] {
-    key5(b'c', volume.0)
-}
-pub fn change(volume: VolumeId, number: u64) -> [u8; 13] {
-    key13(b'C', volume.0, number)
-}
-pub fn cursor(volume: VolumeId, name: &str) -> Vec<u8> {
-    [&key5(b'k', volume.0)[..], name.as_bytes()].concat()
-}
-pub fn relation(relation: RelationId) -> [u8; 5] {
-    key5(b'r', relation.0)
-}
-pub fn unseen(relation: RelationId, dir: InodeId) -> [u8; 13] {
-    key13(b'B', relation.0, dir.0)
-}
-pub fn name_change(relation: RelationId, number: u64) -> [u8; 13] {
-    key13(b'O', relation.0, number)
-}
-pub fn dirty(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
-    key21(b'P', relation.0, ino.0, offset)
-}
-pub fn remote(relation: RelationId, ino: InodeId) -> [u8; 13] {
-    key13(b'Y', relation.0, ino.0)
-}
-pub fn remote_name(relation: RelationId, dir: InodeId, name: &[u8]) -> Vec<u8> {
-    [&key13(b'L', relation.0, dir.0)[..], name].concat()
-}
-pub fn receipt(relation: RelationId, ino: InodeId, offset: u64) -> [u8; 21] {
-    key21(b'q', relation.0, ino.0, offset)
-}
-pub fn conflict(relation: RelationId, ino: InodeId) -> [u8; 13] {
-    key13(b'a', relation.0, ino.0)
-}
-pub fn old_attributes(relation: RelationId, dir: InodeId) -> [u8; 13] {
-    key13(b'd', relation.0, dir.0)
-}
-pub fn not_enumerated(relation: RelationId, dir: InodeId) -> [u8; 13] {
-    key13(b'l', relation.0, dir.0)
-}
-pub fn mirrored(relation: RelationId, dir: InodeId) -> [u8; 13] {
-    key13(b'j', relation.0, dir.0)
-}
-pub fn doomed(number: u64) -> Key9 {
-    key9(b'e', number)
-}
-pub fn identity(relation: RelationId, id: &[u8]) -> Vec<u8> {
-    [&key5(b'i', relation.0)[..], id].concat()
-}
-pub fn relocations(relation: RelationId, ino: InodeId) -> [u8; 13] {
-    key13(b'm', relation.0, ino.0)
-}
-pub fn unfinished(relation: RelationId, ino: InodeId) -> [u8; 13] {
-    key13(b'u', relation.0, ino.0)
-}
-pub fn growing(relation: RelationId, ino: InodeId) -> [u8; 13] {
-    key13(b'g', relation.0, ino.0)
-}
-pub fn rules(relation: RelationId) -> [u8; 5] {
-    key5(b'0', relation.0)
-}
-pub fn snapshot(volume: VolumeId, number: u32) -> [u8; 9] {
-    let mut key = [b's'; 9];
-    key[1..5].copy_from_slice(&volume.0.to_be_bytes());
-    key[5..].copy_from_slice(&number.to_be_bytes());
-    key
-}
-/// `place`: a checksum of its URL.
-pub fn backup(volume: VolumeId, place: u32) -> [u8; 9] {
-    let mut key = [b'b'; 9];
-    key[1..5].copy_from_slice(&volume.0.to_be_bytes());
-    key[5..].copy_from_slice(&place.to_be_bytes());
-    key
-}
-/// The volume and the number in a key made by [`snapshot`].
-pub fn snapshot_pair(key: &[u8]) -> Option<(VolumeId, u32)> {
-    let number = |at: usize| Some(u32::from_be_bytes(key.get(at..at + 4)?.try_into().ok()?));
-    Some((VolumeId(number(1)?), number(5)?))
-}
-/// `from`: nanoseconds since 1970.
-pub fn trash(volume: VolumeId, from: u64) -> [u8; 13] {
-    key13(b't', volume.0, from)
-}
-pub fn trashed(part: InodeId, dir: InodeId) -> [u8; 17] {
-    key17(b'x', part.0, dir.0)
-}
-/// `dir` 0: the clone itself.
-pub fn clone(volume: VolumeId, dir: InodeId) -> [u8; 13] {
-    key13(b'y', volume.0, dir.0)
-}
-pub fn clone_file(volume: VolumeId, source: InodeId) -> [u8; 13] {
-    key13(b'f', volume.0, source.0)
-}
-pub fn owner(object: InodeId) -> Key9 {
-    key9(b'o', object.0)
-}
 pub fn kept(snapshot: u32, key: &[u8]) -> Vec<u8> {
-    [&key5(b'h', snapshot)[..], key].concat()
+    [&[Letter::Kept as u8][..], &snapshot.to_be_bytes(), key].concat()
 }
 /// The key in a key made by [`kept`].
 pub fn kept_key(key: &[u8]) -> &[u8] {
     key.get(5..).unwrap_or_default()
 }
 pub fn import() -> [u8; 2] {
-    *b"pi"
+    [Letter::Import as u8, b'i']
 }
 pub fn export_schedule() -> [u8; 2] {
-    *b"ps"
-}
-pub fn layer(ino: InodeId, from: u64) -> [u8; 17] {
-    key17(b'Z', ino.0, from)
-}
-pub fn object(object: InodeId) -> Key9 {
-    key9(b'z', object.0)
-}
-/// The number after letter and short number: of a change, a directory or an inode.
-pub fn long_number(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(5..13)?.try_into().ok()?))
-}
-/// The offset in a key of dirty bytes or of a receipt.
-pub fn offset_of(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(13..21)?.try_into().ok()?))
-}
-fn key5(letter: u8, number: u32) -> [u8; 5] {
-    let mut key = [letter; 5];
-    key[1..].copy_from_slice(&number.to_be_bytes());
-    key
-}
-fn key13(letter: u8, first: u32, second: u64) -> [u8; 13] {
-    let mut key = [letter; 13];
-    key[..5].copy_from_slice(&key5(letter, first));
-    key[5..].copy_from_slice(&second.to_be_bytes());
-    key
-}
-fn key21(letter: u8, first: u32, second: u64, third: u64) -> [u8; 21] {
-    let mut key = [letter; 21];
-    key[..13].copy_from_slice(&key13(letter, first, second));
-    key[13..].copy_from_slice(&third.to_be_bytes());
-    key
-}
-/// All keys of a letter with a short number: `(start, end)`.
-pub fn range_of_short(letter: u8, number: u32) -> (Vec<u8>, Vec<u8>) {
-    let start = key5(letter, number).to_vec();
-    let end = after(&start);
-    (start, end)
-}
-/// All keys of a letter with a short and a long number.
-pub fn range_of_pair(letter: u8, first: u32, second: u64) -> (Vec<u8>, Vec<u8>) {
-    let start = key13(letter, first, second).to_vec();
-    let end = after(&start);
-    (start, end)
+    [Letter::Import as u8, b's']
 }
 
 /// The inode in a key that is a letter and its number.
 pub fn numbered(key: &[u8]) -> InodeId {
-    InodeId(number_of(key).unwrap_or(u64::MAX))
+    let number = key.get(1..9).and_then(|number| number.try_into().ok());
+    InodeId(number.map_or(u64::MAX, u64::from_be_bytes))
 }
 
 /// The end of the range of all keys that begin with `prefix` (which must not be all 255).
@@ -441,19 +238,9 @@ pub fn after(prefix: &[u8]) -> Vec<u8> {
     }
     end
 }
-/// A letter and a number as a prefix of longer keys: `(start, end)` of the range.
-pub fn range_of(letter: u8, number: u64) -> (Vec<u8>, Vec<u8>) {
-    let start = key9(letter, number).to_vec();
-    let end = after(&start);
-    (start, end)
-}
 /// All keys of a letter.
-pub fn range_of_letter(letter: u8) -> ([u8; 1], [u8; 1]) {
-    ([letter], [letter + 1])
-}
-
-fn number_of(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(1..9)?.try_into().ok()?))
+pub fn range_of_letter(letter: Letter) -> ([u8; 1], [u8; 1]) {
+    ([letter as u8], [letter as u8 + 1])
 }
 
 #[cfg(test)]
@@ -461,45 +248,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_as_their_numbers() {
-        assert!(inode(InodeId(255)) < inode(InodeId(256)));
-        assert!(listed(InodeId(1), u64::MAX) < listed(InodeId(2), 0));
-        let (start, end) = range_of(b'E', 255);
-        let inside = name(InodeId(255), &[255; 255]);
-        assert!(start <= inside && inside < end);
-        assert!(name(InodeId(256), b"") >= end);
+    fn counters_of_users_are_read_back() {
         assert_eq!(after(&[7, 255, 255]), vec![8]);
-    }
-
-    /// Two kinds of keys with one letter would be taken for each other by scans.
-    #[test]
-    fn each_kind_of_keys_has_a_letter_of_its_own() {
-        let mut letters = std::collections::BTreeSet::new();
-        for make in ["key5", "key9", "key13", "key17", "key21", "named"] {
-            let call = format!("{make}(b'");
-            for found in include_str!("keys.rs").split(&call).skip(1) {
-                let letter = found.chars().next().expect("a letter follows");
-                assert!(letters.insert(letter), "{letter:?} has two kinds of keys");
-            }
-        }
-        assert!(letters.len() > 30, "{letters:?}");
-    }
-
-    #[test]
-    fn keys_are_read_back() {
-        let (ino, dir, session) = (InodeId(5), InodeId(9), SessionId(u64::MAX));
-        assert_eq!(link_place(&link(ino, dir, b"name")), Some((dir, b"name".as_slice())));
-        assert_eq!(held_pair(&held(ino, session)), Some((ino, session)));
-        assert_eq!(cookie_of(&listed(dir, 77)), Some(77));
-        assert_eq!(session_of(b"S"), None);
-        assert_eq!(volume(VolumeId(0x0102)), *b"v\0\0\x01\x02");
         assert_eq!(volume_usage(VolumeId(3), Counter::Files), *b"Q\0\0\0\x03f");
         let holder = Holder { volume: VolumeId(3), kind: OwnerKind::Group, id: 0x0102 };
         let key = owner_usage(holder, Counter::Inodes);
         assert_eq!(key, *b"Q\0\0\0\x03g\0\0\x01\x02i");
         assert_eq!(holder_of(&key), Some((holder, Counter::Inodes)));
         assert_eq!(holder_of(&volume_usage(VolumeId(3), Counter::Files)), None);
-        assert_eq!(owner_limit(holder), *b"J\0\0\0\x03g\0\0\x01\x02");
-        assert_eq!(limited_holder(&owner_limit(holder)), Some(holder));
+        assert_eq!(eviction_marks(VolumeId(7)), *b"W\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\0\0\0\0\x07");
+        assert_eq!(sequence(Sequence::Death), *b"Vx");
+        assert_eq!((kept(9, b"Ab"), kept_key(b"h\0\0\0\x09Ab")), (b"h\0\0\0\x09Ab".to_vec(), &b"Ab"[..]));
+        assert_eq!((import(), export_schedule()), (*b"pi", *b"ps"));
     }
 }

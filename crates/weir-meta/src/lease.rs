@@ -407,7 +407,8 @@ impl LeaseTable {
     }
     pub fn unpark(&mut self, ino: InodeId) {
         if let Some(state) = self.states.get_mut(&ino) {
-            state.parked = state.parked.saturating_sub(1);
+            assert!(state.parked > 0, "inode {ino}: an operation ends a wait that it did not begin");
+            state.parked -= 1;
         }
         self.forget_if_nothing(ino);
     }
@@ -533,19 +534,36 @@ impl LeaseTable {
             }
             self.forget_if_nothing(ino);
         }
-        if cfg!(debug_assertions) {
-            self.check(ino);
-        }
+        self.check(ino);
     }
-    /// Panics where an invariant of this table does not hold for an inode.
-    pub fn check(&self, ino: InodeId) {
+
+    /// Panics where an invariant of this table does not hold for an inode: one pass over its holders.
+    fn check(&self, ino: InodeId) {
         let Some(state) = self.states.get(&ino) else { return };
-        let count = |is: fn(&Holding) -> bool| state.holders.iter().filter(|(_, h)| is(h)).count();
-        let writers = count(|h| h.kind == LeaseKind::Write);
-        assert!(writers == 0 || count(|h| h.kind != LeaseKind::None) == 1, "inode {ino}: {state:?}");
-        assert!(count(|h| h.append_token) <= 1, "the append token of inode {ino} is one: {state:?}");
-        let is_listed = |s: &SessionId| self.of_session.get(s).is_some_and(|all| all.contains(&ino));
-        assert!(state.holders.iter().all(|(s, _)| is_listed(s)), "inode {ino} is listed with its holders");
+        let (mut writers, mut holders, mut tokens) = (0, 0, 0);
+        for (_, holding) in &state.holders {
+            writers += u32::from(holding.kind == LeaseKind::Write);
+            holders += u32::from(holding.kind != LeaseKind::None);
+            tokens += u32::from(holding.append_token);
+        }
+        assert!(writers == 0 || holders == 1, "inode {ino}: a Write lease is not the only one: {state:?}");
+        assert!(tokens <= 1, "inode {ino}: {tokens} sessions have the append token: {state:?}");
+    }
+
+    /// Checks the whole table, and its index of sessions.
+    pub fn check_all(&self) {
+        let lists = |session, ino| self.of_session.get(session).is_some_and(|inos| inos.contains(ino));
+        for (session, inos) in &self.of_session {
+            assert!(!inos.is_empty(), "session {session} is listed without an inode");
+            for ino in inos {
+                let holders = self.states.get(ino).map_or(&[][..], |state| &state.holders);
+                let holds = holders.iter().any(|(holder, _)| holder == session);
+                assert!(holds, "inode {ino} is listed with session {session}, which holds nothing of it");
+                let are_listed = holders.iter().all(|(holder, _)| lists(holder, ino));
+                assert!(are_listed, "inode {ino} has a holder that is not listed: {holders:?}");
+                self.check(*ino);
+            }
+        }
     }
     fn forget_if_nothing(&mut self, ino: InodeId) {
         if self.states.get(&ino).is_some_and(State::is_nothing) {

@@ -20,7 +20,7 @@ pub const LOCKS_PER_SESSION_MAX: usize = 1 << 16;
 /// closed: its client learns of the end some milliseconds after `close` has returned. If a copy of the
 /// descriptor stays open, the lock stays, too.
 pub const CLOSING_MAX: Duration = Duration::from_millis(250);
-/// Ranges of a file that are compared with each other at most, in builds for tests.
+/// Ranges of a file that are compared with each other at most, in tests and simulated runs.
 const RANGES_CHECKED_MAX: usize = 64;
 /// A close that is not announced is expected when another owner asks for the lock, and again after this time.
 const EXPECTED_AGAIN: Duration = Duration::from_secs(1);
@@ -281,7 +281,9 @@ impl LockTable {
     }
 
     fn grant(&mut self, wish: &Wish, now: Instant) {
-        let held = self.files.entry(wish.ino).or_default().holders.entry(wish.holder).or_default();
+        let file = self.files.entry(wish.ino).or_default();
+        assert!(file.in_the_way(wish).next().is_none(), "file {}: a lock is granted twice", wish.ino);
+        let held = file.holders.entry(wish.holder).or_default();
         let before = held.ranges.len();
         held.ranges.set(wish.range, Some(wish.kind));
         held.pid = wish.pid;
@@ -294,7 +296,8 @@ impl LockTable {
 
     fn count(&mut self, session: SessionId, before: usize, after: usize) {
         if let Some(uses) = self.of_session.get_mut(&session) {
-            uses.count = (uses.count + after).saturating_sub(before);
+            assert!(uses.count + after >= before, "session {session}: fewer locks than it releases");
+            uses.count = uses.count + after - before;
         }
     }
 
@@ -320,9 +323,14 @@ impl LockTable {
         }
         woken
     }
-    /// Panics where an invariant of this table does not hold for a file. With many ranges it checks none:
-    /// that would take long.
-    pub fn check(&self, ino: InodeId) {
+    /// Checks all files.
+    pub fn check_all(&self) {
+        self.files.keys().for_each(|ino| self.check(*ino));
+    }
+
+    /// Panics where locks of a file conflict, or a wait could end. With many ranges it compares none: that
+    /// would take long.
+    fn check(&self, ino: InodeId) {
         let Some(file) = self.files.get(&ino) else { return };
         let could_have = |wait: &Wait| file.in_the_way(&wait.wish).next().is_none();
         assert!(!file.waits.iter().any(could_have), "file {ino}: a wait that could end");
@@ -361,6 +369,7 @@ impl LockTable {
         self.count(wait.wish.holder.session, 1, 0);
         if let Some(on) = self.waiting.get_mut(&wait.wish.holder) {
             let left = on.get_mut(&ino).map_or(0, |n| {
+                assert!(*n > 0, "file {ino}: a wait ends that was not counted");
                 *n -= 1;
                 *n
             });

@@ -1,6 +1,37 @@
 //! Obstacles: the reasons why an operation changes nothing now and is tried again later.
 use crate::lease::{Conflict, NoteConflict};
-use weir_proto::InodeId;
+use weir_proto::{Error, InodeId};
+
+/// Why an attempt of an operation ended without a reply.
+#[derive(Debug)]
+pub enum Halt {
+    /// The obstacles that it has met are the reason. It has changed nothing, and is tried again.
+    Blocked,
+    /// The answer is this error.
+    Failed(Error),
+}
+
+/// An attempt of an operation, or a part of one.
+pub type Attempt<T> = Result<T, Halt>;
+
+impl From<Error> for Halt {
+    fn from(e: Error) -> Halt {
+        Halt::Failed(e)
+    }
+}
+
+/// Lets the store discard a transaction that halts, and keeps the halt. If it is blocked, the error for the
+/// store means nothing else, and costs no allocation.
+pub fn discarding<T>(ran: Attempt<T>, halt: &mut Option<Halt>) -> weir_proto::Result<T> {
+    ran.map_err(|ended| {
+        let error = match &ended {
+            Halt::Blocked => Error::unavailable(String::new()),
+            Halt::Failed(e) => e.clone(),
+        };
+        *halt = Some(ended);
+        error
+    })
+}
 
 /// A reason to wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +68,10 @@ impl Obstacles {
     }
     pub fn clear(&mut self) {
         self.0.clear();
+    }
+    /// Ends the attempt if there is an obstacle.
+    pub fn halt(&self) -> Attempt<()> {
+        if self.is_empty() { Ok(()) } else { Err(Halt::Blocked) }
     }
     pub fn push(&mut self, obstacle: Obstacle) {
         self.0.push(obstacle);

@@ -5,20 +5,36 @@
 
 use crate::lease::{ByInode, LeaseTable, Numbers, Opens};
 use crate::namespace::{Cx, View};
+use crate::obstacle::Attempt;
 use crate::quotas::Quotas;
 use crate::reach::Reaches;
 use weir_env::Instant;
 use weir_proto::births::{Birth, NamesLeased};
 use weir_proto::meta::{Entry, FileKind, Lease, LeaseKind, Op};
 use weir_proto::quota::Account;
-use weir_proto::{InodeId, Request, Result, SessionId};
+use weir_proto::{InodeId, Request, SessionId};
 
 /// How an operation works.
 pub enum Work<R: Request> {
     /// Reads one state of the store.
-    Show(fn(&mut View<'_>, &R) -> Result<R::Reply>),
+    Show(fn(&mut View<'_>, &R) -> Attempt<R::Reply>),
     /// Is a transaction.
-    Change(fn(&mut Cx<'_>, &R) -> Result<R::Reply>),
+    Change(fn(&mut Cx<'_>, &R) -> Attempt<R::Reply>),
+}
+
+/// Whether an operation may conflict with holdings of a session that has not returned since a restart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InGrace {
+    /// In the volumes that it reaches. A transaction is a change there.
+    ByVolume,
+    /// As [`InGrace::ByVolume`], but the transaction changes only what its reach declares as changed.
+    AsReached,
+    /// As [`InGrace::ByVolume`], unless its session has this lease on its one inode.
+    UnderRead,
+    UnderWrite,
+    /// As [`InGrace::ByVolume`]. It may give an inode its first name, and so its volume.
+    FirstName,
+    Never,
 }
 
 /// An operation on the namespace.
@@ -33,6 +49,7 @@ pub trait Operation: Reaches {
     fn further_inodes(&self) -> Vec<InodeId> {
         Vec::new()
     }
+    const IN_GRACE: InGrace = InGrace::ByVolume;
     /// Whether the reply may leave before the change is durable: it reveals nothing.
     const EARLY: bool = false;
     /// Whether it takes space that nothing returns: on a disk that is nearly full it is refused, so that

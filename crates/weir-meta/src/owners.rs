@@ -7,8 +7,9 @@
 //!
 //! The counters follow the records of inodes beneath all operations (`namespace::keeper`): none can forget
 //! them. Knows nothing of limits.
-use crate::keys::{self, Counter};
+use crate::keys::{self, Counter, Letter};
 use crate::record::{Access, Inode, NEVER_NAMED, Record};
+use crate::tables;
 use std::collections::BTreeMap;
 use weir_kv::{CommitSeq, Read, Scan, SharedKv, Txn};
 use weir_proto::meta::Usage;
@@ -144,10 +145,9 @@ fn volume_of(read: &dyn Read, dir: InodeId) -> Result<VolumeId> {
     if dir == InodeId::ROOT {
         return Ok(VolumeId::ROOT);
     }
-    let value = read.get(&keys::access(dir))?;
-    let value =
-        value.ok_or_else(|| Error::damaged(format!("directory {dir} is charged and does not exist")))?;
-    Access::from_value(&value, || format!("directory {dir}")).map(|access| access.volume)
+    let access = tables::ACCESS.get(read, dir)?;
+    let missing = || Error::damaged(format!("directory {dir} is charged and does not exist"));
+    access.map(|access| access.volume).ok_or_else(missing)
 }
 
 /// The usage of a user or a group.
@@ -184,7 +184,7 @@ pub type Counts = BTreeMap<Holder, Used>;
 /// All counters that are not zero.
 pub fn counted(read: &dyn Read) -> Result<Counts> {
     let mut counts = Counts::new();
-    let (start, end) = keys::range_of_letter(b'Q');
+    let (start, end) = keys::range_of_letter(Letter::VolumeUsage);
     read.scan(&start, &end, &mut |key, value| {
         if let Some((holder, counter)) = keys::holder_of(key) {
             let used = counts.entry(holder).or_default();
@@ -203,7 +203,7 @@ pub fn counted(read: &dyn Read) -> Result<Counts> {
 pub fn recount(read: &dyn Read) -> Result<Counts> {
     let volumes = volumes_of_directories(read)?;
     let (mut counts, mut bad) = (Counts::new(), None);
-    for letter in [b'A', b'I'] {
+    for letter in [Letter::Access, Letter::Inode] {
         let (start, end) = keys::range_of_letter(letter);
         read.scan(&start, &end, &mut |key, value| {
             match share(key, value) {
@@ -225,16 +225,12 @@ pub fn recount(read: &dyn Read) -> Result<Counts> {
 }
 
 fn volumes_of_directories(read: &dyn Read) -> Result<BTreeMap<InodeId, VolumeId>> {
-    let (mut volumes, mut bad) = (BTreeMap::new(), None);
-    let (start, end) = keys::range_of_letter(b'A');
-    read.scan(&start, &end, &mut |key, value| {
-        match Access::from_value(value, || format!("directory {}", keys::numbered(key))) {
-            Ok(access) => drop(volumes.insert(keys::numbered(key), access.volume)),
-            Err(e) => bad = Some(e),
-        }
-        if bad.is_none() { Scan::More } else { Scan::Stop }
+    let mut volumes = BTreeMap::new();
+    tables::ACCESS.all().scan(read, &mut |dir, access| {
+        volumes.insert(dir, access.volume);
+        Scan::More
     })?;
-    bad.map_or(Ok(volumes), Err)
+    Ok(volumes)
 }
 
 /// How a caller knows a volume's own usage.
@@ -264,14 +260,11 @@ fn stored_difference(kv: &SharedKv, usage: VolumeUsage) -> Result<Option<String>
 /// The first volume whose usage its users or its groups do not have together.
 pub fn difference(read: &dyn Read, counts: &Counts, usage: VolumeUsage) -> Result<Option<String>> {
     let mut sums: BTreeMap<(VolumeId, OwnerKind), Used> = BTreeMap::new();
-    let (start, end) = keys::range_of_letter(b'v');
-    read.scan(&start, &end, &mut |key, _| {
-        let volume = VolumeId(key.get(1..5).and_then(|k| k.try_into().ok()).map_or(0, u32::from_be_bytes));
+    for volume in tables::VOLUMES.all().keys(read, usize::MAX, |volume| volume)? {
         for kind in [OwnerKind::User, OwnerKind::Group] {
             sums.insert((volume, kind), Used::default());
         }
-        Scan::More
-    })?;
+    }
     let mut all: BTreeMap<OwnerKind, Used> = BTreeMap::new();
     for (holder, used) in counts {
         match holder.volume {
@@ -300,7 +293,7 @@ fn rewrite(kv: &SharedKv) -> Result<CommitSeq> {
     let mut last = kv.read(&mut |read| {
         counts = recount(read)?;
         old.clear();
-        let (start, end) = keys::range_of_letter(b'Q');
+        let (start, end) = keys::range_of_letter(Letter::VolumeUsage);
         read.scan(&start, &end, &mut |key, _| {
             if keys::holder_of(key).is_some() {
                 old.push(key.to_vec());

@@ -5,6 +5,7 @@
 use weir_proto::lock::{ListLocks, SetLock, TestLock};
 use weir_proto::meta::Cred;
 use weir_proto::recall::{AwaitRecall, GetEviction, GetTierState, TakeRecalls, WantRecall};
+use weir_proto::snapshot::SnapshotTake;
 use weir_proto::{InodeId, Request, VolumeId};
 
 /// An object that belongs to a volume.
@@ -121,4 +122,4 @@ macro_rules! reach_nothing {
 }
 pub(crate) use reach_nothing;
 
-reach_nothing! { TakeRecalls }
+reach_nothing! { TakeRecalls SnapshotTake }

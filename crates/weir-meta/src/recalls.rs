@@ -160,12 +160,14 @@ impl Recalls {
     }
 
     fn add(&mut self, place: Place, mut wish: Wish) {
+        assert!(place.1 < wish.to, "inode {}: a recall of no bytes at {}", place.0, place.1);
         if wish.serial == 0 {
             self.serial += 1;
             wish.serial = self.serial;
         }
         self.order.insert((!wish.awaited, wish.serial, place));
-        self.wishes.insert(place, wish);
+        let earlier = self.wishes.insert(place, wish);
+        assert!(earlier.is_none(), "inode {}: bytes at {} are to be recalled twice", place.0, place.1);
     }
     fn remove(&mut self, place: Place) -> Option<Wish> {
         let wish = self.wishes.remove(&place)?;
@@ -192,6 +194,7 @@ impl Recalls {
     }
     /// A mover has a part of a due recall now.
     pub fn begin(&mut self, due: &Due, (from, to): (u64, u64), token: u32, mover: SessionId, now: Instant) {
+        assert!(due.from <= from && from < to && to <= due.to, "{from} to {to} is not a part of {due:?}");
         let (failures, error) = (due.failures, due.error.clone());
         let awaited = due.awaited;
         let under_way = UnderWay { to, awaited, token_epoch: token, mover, since: now, failures, error };

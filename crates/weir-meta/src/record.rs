@@ -8,6 +8,7 @@ use bytes::Bytes;
 use weir_proto::data::FENCE_GONE;
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, FileKind, Layers, Lease, LeaseKind, Time, Usage};
+use weir_proto::posix::{MODE_BITS, Owned};
 use weir_proto::relation::{By, What};
 use weir_proto::volume::{Policy, Quota, Retention, Volume};
 use weir_proto::{Error, InodeId, PgId, Reader, Result, SessionId, VolumeId, Wire, Writer, wire_struct};
@@ -18,8 +19,6 @@ pub const HAS_ACL: u32 = 1 << 31;
 /// In `mode` of `Access`: the directory's entries are not all known here yet, only their source
 /// (`namespace::import`).
 pub const NOT_ENUMERATED: u32 = 1 << 30;
-/// All bits that chmod may set.
-pub const MODE_BITS: u32 = 0o7777;
 /// `parent` of a file that was made without a name.
 pub const NEVER_NAMED: InodeId = InodeId(0);
 /// Version of every record's layout.
@@ -53,6 +52,15 @@ wire_struct!(Access {
     volume: VolumeId,
     cookie: u64,
 });
+
+impl Access {
+    pub fn owned(&self) -> Owned {
+        Owned { mode: self.mode, uid: self.uid, gid: self.gid }
+    }
+    pub fn set_owned(&mut self, to: Owned) {
+        Owned { mode: self.mode, uid: self.uid, gid: self.gid } = to;
+    }
+}
 
 /// `T/`: the fields that each change of a directory's names touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,6 +136,15 @@ pub struct Inode {
     pub layers: Option<Layers>,
     /// The place of its first name in `parent`; 0: it has none.
     pub cookie: u64,
+}
+
+impl Inode {
+    pub fn owned(&self) -> Owned {
+        Owned { mode: self.mode, uid: self.uid, gid: self.gid }
+    }
+    pub fn set_owned(&mut self, to: Owned) {
+        Owned { mode: self.mode, uid: self.uid, gid: self.gid } = to;
+    }
 }
 
 /// The state of a file's data on targets: its writers, and what they may have left there.

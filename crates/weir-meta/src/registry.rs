@@ -1,7 +1,8 @@
 //! The registry: each operation on the namespace is one row here.
 //!
 //! A row has the request, the user and the names in it, its place and whether it changes that (for the rules
-//! of mounts and the audit log), its kind and its function, and its grants after the commit. Kinds: `show`
+//! of mounts and the audit log), its conflicts in the grace period (`in_grace`), its kind and its function,
+//! and its grants after the commit. Kinds: `show`
 //! reads one state of the store; `change` is a transaction that happens once, by session, slot and number;
 //! `touch` is one that may be repeated; `early` is one whose reply may leave before it is durable, because
 //! that reveals nothing. `change_more` and `touch_more` are refused while the disk is nearly full.
@@ -10,14 +11,14 @@
 //! its session (`SESSION_ONLY`); and each that names a user declares it.
 use crate::backup;
 use crate::leader::Leader;
-use crate::leader::grace::OtherInodes;
 use crate::leader::outcome::Outcome;
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename, report,
-    snapshot, snapshot_view, totals, usage_of, volume, xattr,
+    Cx, View, attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename,
+    report, snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
-use crate::ops::{Grants, Operation, Work};
+use crate::obstacle::Halt;
+use crate::ops::{Grants, InGrace, Operation, Work};
 use crate::quotas::Quotas;
 use crate::reach::{
     NOTHING, Place, Reached, Reaches, changes, changes_at, changes_both, reach_nothing, reaches, reads,
@@ -39,13 +40,21 @@ use weir_proto::volume::*;
 use weir_proto::{InodeId, Request, SessionId};
 use weir_rpc::Call;
 
+/// Gives the closure of a row its types. Its error is a [`Halt`], or becomes one.
+fn shows<R, T, E>(run: fn(&mut View<'_>, &R) -> Result<T, E>) -> fn(&mut View<'_>, &R) -> Result<T, E> {
+    run
+}
+fn runs<R, T, E>(run: fn(&mut Cx<'_>, &R) -> Result<T, E>) -> fn(&mut Cx<'_>, &R) -> Result<T, E> {
+    run
+}
+
 macro_rules! work {
     (show $run:expr) => {
         fn session(&self) -> SessionId {
             self.session
         }
         fn work() -> Work<Self> {
-            Work::Show($run)
+            Work::Show(|view, r| shows::<Self, _, _>($run)(view, r).map_err(Halt::from))
         }
     };
     (touch $run:expr) => {
@@ -53,14 +62,11 @@ macro_rules! work {
             self.session
         }
         fn work() -> Work<Self> {
-            Work::Change($run)
+            Work::Change(|cx, r| runs::<Self, _, _>($run)(cx, r).map_err(Halt::from))
         }
     };
     (early $run:expr) => {
         const EARLY: bool = true;
-        fn further_inodes(&self) -> Vec<InodeId> {
-            OtherInodes::inodes(self)
-        }
         work!(touch $run);
     };
     (touch_more $run:expr) => {
@@ -79,16 +85,22 @@ macro_rules! work {
             Some(&self.op)
         }
         fn work() -> Work<Self> {
-            Work::Change($run)
+            Work::Change(|cx, r| runs::<Self, _, _>($run)(cx, r).map_err(Halt::from))
         }
     };
 }
 
-/// The operations of a list, and its dispatch: `None`, the call is none of them.
-macro_rules! operations {
-    ($dispatch:ident: $($name:ident: $kind:ident $run:expr $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;)*) => {
+macro_rules! implement {
+    ($(
+        $name:ident $(in_grace $grace:ident)? $(for_each $each:ident)?: $kind:ident $run:expr
+        $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;
+    )*) => {
         $(impl Operation for $name {
             work!($kind $run);
+            $(const IN_GRACE: InGrace = InGrace::$grace;)?
+            $(fn further_inodes(&self) -> Vec<InodeId> {
+                self.$each.iter().map(|one| one.ino).collect()
+            })?
             fn settle(&self, reply: &mut Self::Reply, grants: &mut Grants<'_>) {
                 let _ = (&reply, &grants);
                 $(let ($r, $reply, $g) = (self, reply, grants);
@@ -96,6 +108,18 @@ macro_rules! operations {
                 $settle)?
             }
         })*
+    };
+}
+
+/// The operations of a list, and its dispatch: `None`, the call is none of them.
+macro_rules! operations {
+    ($dispatch:ident: $(
+        $name:ident $(in_grace $grace:ident)? $(for_each $each:ident)?: $kind:ident $run:expr
+        $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;
+    )*) => {
+        implement! {
+            $($name $(in_grace $grace)? $(for_each $each)?: $kind $run $(, |$r, $reply, $g| $settle)?;)*
+        }
         fn $dispatch(leader: &Arc<Leader>, call: &Call) -> Option<Outcome> {
             match call.method {
                 $($name::METHOD => Some(leader.operate::<$name>(call)),)*
@@ -108,11 +132,12 @@ macro_rules! operations {
 /// The same, with the place of each request.
 macro_rules! operations_of_mounts {
     ($(
-        $name:ident $(as $cred:ident)? $(of $($entry:ident),+)? $(of_many $many:ident)?: |$at:ident| $reach:expr,
+        $name:ident $(as $cred:ident)? $(of $($entry:ident),+)? $(of_many $many:ident)?
+        $(in_grace $grace:ident)? $(for_each $each:ident)?: |$at:ident| $reach:expr,
         $kind:ident $run:expr $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;
     )*) => {
         reaches! { $($name $(as $cred)? $(of $($entry),+)? $(of_many $many)?: |$at| $reach;)* }
-        operations! { of_mounts: $($name: $kind $run $(, |$r, $reply, $g| $settle)?;)* }
+        operations! { of_mounts: $($name $(in_grace $grace)? $(for_each $each)?: $kind $run $(, |$r, $reply, $g| $settle)?;)* }
     };
 }
 
@@ -136,21 +161,21 @@ operations_of_mounts! {
         }
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    GetAttr: |r| reads_at(Place::Shown(r.ino)),
+    GetAttr in_grace UnderRead: |r| reads_at(Place::Shown(r.ino)),
         show |view, r| attr::getattr(view, r.ino), |r, reply, g| g.entry(reply);
-    ReadLink: |r| reads(r.ino), show |view, r| attr::readlink(view, r.ino);
+    ReadLink in_grace UnderRead: |r| reads(r.ino), show |view, r| attr::readlink(view, r.ino);
     ReadDir as cred: |r| reads(r.dir), show list::readdir, |r, reply, g| {
         for entry in reply.entries.iter_mut().filter_map(|e| e.entry.as_mut()) {
             g.entry(entry);
         }
         g.directory(r.dir, &mut reply.dir_lease);
     };
-    GetXattr as cred: |r| reads(r.ino), show |view, r| xattr::getxattr(view, &r.cred, r.ino, &r.name);
-    ListXattr as cred: |r| reads(r.ino), show |view, r| xattr::listxattr(view, &r.cred, r.ino);
-    GetUsage: |r| reads(r.dir), show |view, r| usage_of(view.read, r.dir);
-    StatFs: |r| NOTHING, show |view, _| totals(view.read);
+    GetXattr as cred in_grace UnderRead: |r| reads(r.ino), show |view, r| xattr::getxattr(view, &r.cred, r.ino, &r.name);
+    ListXattr as cred in_grace UnderRead: |r| reads(r.ino), show |view, r| xattr::listxattr(view, &r.cred, r.ino);
+    GetUsage in_grace Never: |r| reads(r.dir), show |view, r| usage_of(view.read, r.dir);
+    StatFs in_grace Never: |r| NOTHING, show |view, _| totals(view.read);
     // Recovery after a dead writer is not a change of the file: `acquire` refuses other changes.
-    AcquireLease: |r| reads(r.ino), touch open::acquire, |r, reply, g| {
+    AcquireLease in_grace UnderWrite: |r| reads(r.ino), touch open::acquire, |r, reply, g| {
         let ino = r.ino;
         reply.lease.kind = match (r.kind, reply.attr.kind) {
             (LeaseKind::None, _) => g.leases.kept(g.session, ino),
@@ -167,15 +192,15 @@ operations_of_mounts! {
     };
     Recovered: |r| reads(r.ino), change open::recovered, |r, reply, g| g.entry(reply);
     LeaveInDoubt: |r| reads(r.ino), change open::leave_in_doubt;
-    Open as cred: |r| if r.write || r.truncate { changes(r.ino) } else { reads(r.ino) },
+    Open as cred in_grace AsReached: |r| if r.write || r.truncate { changes(r.ino) } else { reads(r.ino) },
         touch open::open, |r, reply, g| g.open(&mut reply.entry, r.read, r.write);
     // Ends must be possible even after the rules have changed.
-    Close: |r| NOTHING, early open::close, |r, reply, g| {
+    Close for_each files: |r| NOTHING, early open::close, |r, reply, g| {
         for file in &r.files {
             g.leases.close(g.session, file.ino, file.reads, file.writes);
         }
     };
-    ReadInline: |r| reads(r.ino),
+    ReadInline in_grace UnderRead: |r| reads(r.ino),
         show |view, r| open::read_inline(view, r.ino), |r, reply, g| g.entry(&mut reply.entry);
     TakeAppendToken: |r| changes(r.ino), show open::take_append_token, |r, reply, g| {
         g.leases.grant_append_token(g.session, r.ino);
@@ -197,7 +222,7 @@ operations_of_mounts! {
             g.new_names(&mut reply.names);
             g.directory(r.parent, &mut reply.parent_lease);
         };
-    CreateMany as cred of_many births: |r| changes(r.dir), change births::create_many, |r, reply, g| {
+    CreateMany as cred of_many births in_grace UnderWrite: |r| changes(r.dir), change births::create_many, |r, reply, g| {
         r.births.iter().for_each(|born| g.born(r.dir, born));
     };
     RemoveMany as cred of_many removals: |r| changes(r.dir), change births::remove_many;
@@ -213,7 +238,7 @@ operations_of_mounts! {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
     };
-    Link as cred of name: |r| changes_both(r.parent, r.ino), change_more create::link, |r, reply, g| {
+    Link as cred of name in_grace FirstName: |r| changes_both(r.parent, r.ino), change_more create::link, |r, reply, g| {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
     };
@@ -222,8 +247,8 @@ operations_of_mounts! {
     Rmdir as cred of name: |r| changes(r.parent),
         change remove::rmdir, |r, reply, g| g.directory(r.parent, &mut reply.parent_lease);
     Rename as cred of name, new_name: |r| changes_both(r.parent, r.new_parent), change rename::rename;
-    SetAttr as cred: |r| changes(r.ino), change attr::setattr, |r, reply, g| g.entry(reply);
-    Commit: |r| changes(r.ino), change data::commit, |r, reply, g| {
+    SetAttr as cred in_grace UnderWrite: |r| changes(r.ino), change attr::setattr, |r, reply, g| g.entry(reply);
+    Commit in_grace UnderWrite: |r| changes(r.ino), change data::commit, |r, reply, g| {
         if g.first && r.close_writes > 0 {
             g.leases.close(g.session, r.ino, 0, r.close_writes);
         }
@@ -232,15 +257,15 @@ operations_of_mounts! {
         }
         g.entry(reply);
     };
-    SetXattr as cred: |r| changes(r.ino), change_more xattr::setxattr, |r, reply, g| g.entry(reply);
-    RemoveXattr as cred: |r| changes(r.ino), change xattr::removexattr, |r, reply, g| g.entry(reply);
+    SetXattr as cred in_grace UnderWrite: |r| changes(r.ino), change_more xattr::setxattr, |r, reply, g| g.entry(reply);
+    RemoveXattr as cred in_grace UnderWrite: |r| changes(r.ino), change xattr::removexattr, |r, reply, g| g.entry(reply);
     // Times of read-only inodes are skipped (`note_access`).
-    NoteAccess: |r| NOTHING, early attr::note_access;
+    NoteAccess in_grace Never: |r| NOTHING, early attr::note_access;
 
     // The list of volumes is not secret.
-    VolumeList: |r| NOTHING, show volume::show::list;
-    VolumeGet: |r| NOTHING, show |view, r| volume::show::get(view, &r.name);
-    VolumeAt: |r| NOTHING, show |view, r| volume::show::at(view, r.ino);
+    VolumeList in_grace Never: |r| NOTHING, show volume::show::list;
+    VolumeGet in_grace Never: |r| NOTHING, show |view, r| volume::show::get(view, &r.name);
+    VolumeAt in_grace Never: |r| NOTHING, show |view, r| volume::show::at(view, r.ino);
     GetWriteFloors: |r| NOTHING, show |view, _r| volume::show::write_floors(view);
     BackupList: |r| NOTHING, show backup::list;
     ReserveQuota: |r| changes_at(Place::Volume(r.volume)), show volume::limits::reserve_quota, |r, reply, g| {
@@ -298,10 +323,11 @@ operations_of_others! {
     BackupSet: change backup::set;
     BackupTake: change backup::take;
     BackupDone: change backup::done;
-    // Its call waits for writers: `leader::snapshots` runs this.
-    SnapshotTake: change snapshot::take;
     SnapshotDelete: change snapshot::delete;
 }
+
+// Its call waits for writers first, and then runs this.
+implement! { SnapshotTake: change snapshot::take; }
 
 #[cfg(test)]
 mod tests {

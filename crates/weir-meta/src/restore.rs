@@ -147,7 +147,9 @@ fn used_up(what: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::Letter;
     use crate::namespace::create::make_root;
+    use crate::tables;
     use weir_kv::{Kv, MemoryKv, Scan};
     use weir_proto::{InodeId, SessionId};
 
@@ -172,7 +174,7 @@ mod tests {
         })
         .unwrap();
         let mut root = Vec::new();
-        let (start, end) = keys::range_of_letter(b'T');
+        let (start, end) = keys::range_of_letter(Letter::Tally);
         kv.read(&mut |read| {
             read.scan(&start, &end, &mut |_, value| {
                 root = value.to_vec();
@@ -181,7 +183,7 @@ mod tests {
         })
         .unwrap();
         let tally = Tally::from_value(&root, String::new).unwrap();
-        let after = value_of(&keys::tally(InodeId::ROOT), root);
+        let after = value_of(&tables::TALLIES.key(InodeId::ROOT), root);
         let after = Tally::from_value(&after, String::new).unwrap();
         assert_eq!(after, Tally { next_n: NO_NUMBERS_LEFT, ..tally });
     }
@@ -190,11 +192,12 @@ mod tests {
     fn earlier_sessions_belong_to_no_client() {
         let session = |n: u64| SessionId((5 << 32) | n);
         let moved = |key: Vec<u8>| restored(key, vec![1]).unwrap().unwrap().0;
-        assert_eq!(moved(keys::session(session(9)).to_vec()), keys::session(session(9 + SESSIONS_AHEAD)));
-        let held = keys::held(InodeId(3), session(9)).to_vec();
-        assert_eq!(moved(held), keys::held(InodeId(3), session(9 + SESSIONS_AHEAD)));
-        assert_eq!(restored(keys::slot(session(9), 0).to_vec(), vec![]).unwrap(), None);
-        assert!(restored(keys::session(session(u64::from(u32::MAX))).to_vec(), vec![]).is_err());
+        let key = |n| tables::SESSIONS.key(session(n)).to_vec();
+        assert_eq!(moved(key(9)), key(9 + SESSIONS_AHEAD));
+        let held = |n| tables::HELD.key((InodeId(3), session(n))).to_vec();
+        assert_eq!(moved(held(9)), held(9 + SESSIONS_AHEAD));
+        assert_eq!(restored(tables::SLOTS.key((session(9), 0)).to_vec(), vec![]).unwrap(), None);
+        assert!(restored(key(u64::from(u32::MAX)), vec![]).is_err());
         assert!(restored(vec![b'S', 1], vec![]).is_err());
         // The next one to be opened gets none of these.
         let next = value_of(&keys::sequence(Sequence::Session), 10u64.to_le_bytes().to_vec());

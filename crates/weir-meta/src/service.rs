@@ -3,27 +3,15 @@
 //! An operation without conflicts runs in place, in the connection's reader; one that must wait for a lease
 //! waits in a task of its own, and no other waits behind it.
 
-use crate::job;
-use crate::leader::outcome::{Outcome, waits};
+use crate::leader::outcome::Outcome;
 use crate::leader::sessions::end_dead_sessions_soon;
 use crate::leader::{Leader, MetaConfig};
-use crate::registry;
+use crate::{calls, job, registry};
 use std::sync::Arc;
 use weir_env::{BoxFuture, Env};
 use weir_kv::SharedKv;
-use weir_proto::condition::{TroubleList, Troubles};
 use weir_proto::coord::ActFor;
-use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
-use weir_proto::meta::{
-    KeepAlive, NoteMap, ReleaseAppendToken, ReleaseLease, SessionClose, SessionList, SessionOpen,
-    SessionResume,
-};
-use weir_proto::quota::{OwnersNearLimit, ReclaimSpace};
-use weir_proto::recall::{AwaitRecall, GetEviction};
-use weir_proto::relation::{CompleteWork, LeaseWork, ReadChanges, RelationList, RelationRulesList};
 use weir_proto::sender::Sender;
-use weir_proto::snapshot::SnapshotTake;
-use weir_proto::volume::ReclaimReservations;
 use weir_proto::{Error, Request, Result};
 use weir_rpc::{Call, Connection, Defer, Handled, Proved, Reply, Service};
 
@@ -37,7 +25,9 @@ impl Meta {
     /// Takes the leadership of the namespace in `kv` (created if it is empty). Nothing expires, and nothing
     /// that must become durable is answered, until [`Meta::run`] runs.
     pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Meta> {
-        Ok(Meta { leader: Leader::open(env, kv, config)? })
+        let leader = Leader::open(env, kv, config)?;
+        leader.end_dead_sessions(&mut leader.lock())?;
+        Ok(Meta { leader })
     }
 
     /// Expires silent sessions and sweeps deleted files, until the journal fails: then the node must stop.
@@ -175,89 +165,7 @@ impl Meta {
         {
             return Outcome::refused(e);
         }
-        if call.method == SnapshotTake::METHOD {
-            return self.leader.take_snapshot(call.decode(), call);
-        }
-        if let Some(outcome) = registry::operate(&self.leader, call) {
-            return outcome;
-        }
-        self.dispatch_relation(call)
-    }
-
-    fn dispatch_relation(&self, call: &Call) -> Outcome {
-        let leader = self.leader.clone();
-        match call.method {
-            RelationRulesList::METHOD => {
-                Outcome::plain(call.decode().and_then(|r| leader.relation_rules(&r)))
-            }
-            RelationList::METHOD => Outcome::plain(call.decode().and_then(|r| leader.relation_list(&r))),
-            CompleteWork::METHOD => {
-                Outcome::committed(call.decode().and_then(|r| leader.complete_work(&r)).map(|seq| ((), seq)))
-            }
-            LeaseWork::METHOD => waits(call.decode(), |r| leader.lease_work(r)),
-            ReadChanges::METHOD => waits(call.decode(), |r| leader.read_changes(r)),
-            ReclaimReservations::METHOD => {
-                Outcome::now(call.decode().and_then(|r| leader.reclaim_reservations(&r)))
-            }
-            ReclaimSpace::METHOD => Outcome::now(call.decode().and_then(|r| leader.reclaim_space(&r))),
-            AwaitRecall::METHOD..=GetEviction::METHOD => leader.handle_recall(call),
-            _ => self.session_call(call).mapped(&self.leader),
-        }
-    }
-
-    fn session_call(&self, call: &Call) -> Outcome {
-        let on = &call.connection;
-        match call.method {
-            NoteMap::METHOD => self.leader.note_map(call),
-            KeepAlive::METHOD => Outcome::now(call.decode().and_then(|r| self.leader.keep_alive(&r, on))),
-            ReleaseLease::METHOD => Outcome::now(call.decode().and_then(|r| self.leader.release(&r))),
-            ReleaseAppendToken::METHOD => {
-                Outcome::now(call.decode().and_then(|r| self.leader.release_append_token(&r)))
-            }
-            SessionOpen::METHOD => {
-                Outcome::committed(call.decode().and_then(|r| self.leader.session_open(&r, on)))
-            }
-            SessionResume::METHOD => {
-                Outcome::committed(call.decode().and_then(|r| self.leader.session_resume(&r, on)))
-            }
-            SessionClose::METHOD => Outcome::committed(
-                call.decode().and_then(|r| self.leader.session_close(&r)).map(|seq| ((), seq)),
-            ),
-            TroubleList::METHOD => {
-                let failing = |_: TroubleList| self.leader.failing.list(self.leader.env.clock.now());
-                let all = |failing| self.leader.starting().into_iter().chain(failing).collect();
-                Outcome::plain(call.decode().map(failing).map(|f| Troubles { troubles: all(f) }))
-            }
-            SessionList::METHOD => Outcome::plain(call.decode().and_then(|r| self.leader.session_list(&r))),
-            OwnersNearLimit::METHOD => {
-                Outcome::plain(call.decode().and_then(|_: OwnersNearLimit| self.leader.owners_near()))
-            }
-            _ => self.handle_lock(call),
-        }
-    }
-
-    /// The journal has no locks: an answer waits for no commit.
-    fn handle_lock(&self, call: &Call) -> Outcome {
-        let on = &call.connection;
-        match call.method {
-            SetLock::METHOD => Outcome::plain(
-                self.leader
-                    .admitted::<SetLock>(call, |r| r.session)
-                    .and_then(|r| self.leader.set_lock(&r, on)),
-            ),
-            TestLock::METHOD => Outcome::plain(
-                self.leader.admitted::<TestLock>(call, |r| r.session).and_then(|r| self.leader.test_lock(&r)),
-            ),
-            CancelLock::METHOD => Outcome::plain(call.decode().and_then(|r| self.leader.cancel_lock(&r, on))),
-            ListLocks::METHOD => Outcome::plain(
-                self.leader
-                    .admitted::<ListLocks>(call, |r| r.session)
-                    .and_then(|r| self.leader.list_locks(&r)),
-            ),
-            ReclaimLocks::METHOD => {
-                Outcome::plain(call.decode().and_then(|r| self.leader.reclaim_locks(&r, on)))
-            }
-            _ => Outcome::refused(call.unknown()),
-        }
+        registry::operate(&self.leader, call)
+            .unwrap_or_else(|| calls::serve(&self.leader, call).mapped(&self.leader))
     }
 }

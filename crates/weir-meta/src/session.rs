@@ -4,11 +4,12 @@
 //! resumed: until all are, or one lease term has passed, nothing is granted that one of them may hold, by the
 //! volumes that are recorded for it.
 
-use crate::holds::{Holds, HoldsRecord};
+use crate::holds::Holds;
 use crate::keys;
-use crate::namespace::Cx;
 use crate::namespace::remove::release_orphan;
-use crate::record::{Record, SessionRecord};
+use crate::namespace::{Cx, births};
+use crate::record::SessionRecord;
+use crate::tables;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,33 +138,17 @@ pub fn gone(sessions: &Sessions, is_gone: &dyn Fn(&str) -> bool) -> Vec<SessionI
 
 /// All sessions of the store, as they are when a leader starts.
 pub fn load(read: &dyn Read, now: Instant) -> Result<Sessions> {
-    let (mut sessions, mut bad) = (Sessions::new(), None);
-    let (start, end) = keys::range_of_letter(b'S');
-    read.scan(&start, &end, &mut |key, value| {
-        let record = SessionRecord::from_value(value, || "a session".to_owned());
-        match (keys::session_of(key), record) {
-            (Some(id), Ok(record)) => {
-                let holds = (Holds::Anything, false);
-                sessions.insert(id, Session::new(record.client, record.process, now, None, holds));
-                Scan::More
-            }
-            (_, Err(e)) => {
-                bad = Some(e);
-                Scan::Stop
-            }
-            (None, _) => {
-                bad = Some(Error::damaged("a session's key is damaged"));
-                Scan::Stop
-            }
-        }
+    let mut sessions = Sessions::new();
+    tables::SESSIONS.all().scan(read, &mut |id, SessionRecord { client, process, .. }| {
+        sessions.insert(id, Session::new(client, process, now, None, (Holds::Anything, false)));
+        Scan::More
     })?;
     for (id, session) in &mut sessions {
-        if let Some(value) = read.get(&keys::holds(*id))? {
-            let record = HoldsRecord::from_value(&value, || format!("the volumes of session {id}"))?;
+        if let Some(record) = tables::HOLDS.get(read, *id)? {
             session.holds = Holds::from_record(&record);
         }
     }
-    bad.map_or(Ok(sessions), Err)
+    Ok(sessions)
 }
 
 /// The number of sessions that have ended while they may have been writing.
@@ -174,13 +159,8 @@ pub fn deaths(read: &dyn Read) -> Result<u64> {
 
 /// Nameless files that a session keeps, in order.
 pub fn held_by(read: &dyn Read, session: SessionId) -> Result<Vec<weir_proto::InodeId>> {
-    let mut held = Vec::new();
-    let (start, end) = keys::range_of_letter(b'H');
-    read.scan(&start, &end, &mut |key, _| {
-        held.extend(keys::held_pair(key).filter(|(_, s)| *s == session).map(|(ino, _)| ino));
-        Scan::More
-    })?;
-    Ok(held)
+    let all = tables::HELD.all().keys(read, usize::MAX, |held| held)?;
+    Ok(all.into_iter().filter(|(_, by)| *by == session).map(|(ino, _)| ino).collect())
 }
 
 /// Removes a session from the store, with all records that only it needed.
@@ -188,14 +168,13 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
     for ino in held_by(&*cx.txn, session)? {
         release_orphan(cx, ino, session)?;
     }
-    cx.txn.delete(&keys::session(session));
-    cx.txn.delete(&keys::holds(session));
-    cx.txn.delete(&keys::mover(session));
-    cx.delete_range(keys::range_of(b'w', session.0))?;
+    tables::SESSIONS.delete(cx.txn, session);
+    tables::HOLDS.delete(cx.txn, session);
+    tables::MOVERS.delete(cx.txn, session);
+    births::forget_numbers(cx.txn, session)?;
     for slot in 0..SLOTS {
-        let key = keys::slot(session, slot);
-        if cx.txn.get(&key)?.is_some() {
-            cx.txn.delete(&key);
+        if tables::SLOTS.has(&*cx.txn, (session, slot))? {
+            tables::SLOTS.delete(cx.txn, (session, slot));
         }
     }
     Ok(())

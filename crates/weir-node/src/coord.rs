@@ -8,7 +8,7 @@ use std::time::Duration;
 use weir_coord::identity::{check_coordinator, write_coordinator};
 use weir_coord::standbys::attend;
 use weir_coord::store::Store;
-use weir_coord::{CoordConfig, Coordinator, Lead, lead};
+use weir_coord::{CoordConfig, Coordinator, CoordinatorLead, lead};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_proto::Error;
 use weir_proto::condition::{Condition, NodeTrouble};
@@ -20,7 +20,7 @@ pub struct CoordNode {
     coordinator: Arc<Coordinator>,
     audit: Audit,
     /// For coordinators that share a store.
-    lead: Option<Lead>,
+    lead: Option<CoordinatorLead>,
     pub server: Server,
 }
 
@@ -103,7 +103,7 @@ async fn serve(
     site: &Site,
     dir: &Path,
     coordinator: Arc<Coordinator>,
-    lead: Option<Lead>,
+    lead: Option<CoordinatorLead>,
 ) -> Result<CoordNode, Failed> {
     let audit = Audit::start(env, dir);
     let audited = Arc::new(Audited { service: coordinator.clone(), audit: audit.clone() });

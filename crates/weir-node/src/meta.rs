@@ -22,8 +22,8 @@ use weir_coord::identity::{
 use weir_coord::{Cluster, Membership, clocks, no_reports};
 use weir_env::{BoxFuture, Env, Instant, TaskHandle, watch};
 use weir_kv::{Engine, EngineConfig, SharedKv};
-use weir_meta::copies::{Follower, Group, Leader, News, Reporter, Right};
-use weir_meta::{LayoutPolicy, Lead, Level, Meta, MetaConfig};
+use weir_meta::copies::{Copier, Follower, Group, News, Reporter, Right};
+use weir_meta::{LayoutPolicy, Leadership, Level, Meta, MetaConfig};
 use weir_proto::export::ExportHead;
 use weir_proto::map::{ClusterMap, MemberState, Scheme};
 use weir_proto::meta::Time;
@@ -69,13 +69,13 @@ pub struct MetaNode {
     own: NamespaceIdentity,
     service: NamespaceService,
     gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
-    leads: Mutex<Option<Leads>>,
+    leads: Mutex<Option<Serving>>,
     handing_over: Mutex<HandingOver>,
     pub server: Server,
 }
 
 /// This node's lead. After its drop it answers no more requests.
-struct Leads {
+struct Serving {
     /// 0: the namespace never had copies.
     epoch: Epoch,
     right: Arc<Right>,
@@ -84,7 +84,7 @@ struct Leads {
     work: TaskHandle,
 }
 
-impl Drop for Leads {
+impl Drop for Serving {
     fn drop(&mut self) {
         self.right.end();
         self.work.abort();
@@ -182,12 +182,12 @@ async fn open(
     {
         return Ok((Follower::of(env, dir, engine, entry.id, store), None));
     }
-    let (_, lead) = Lead::take(cluster, &kv, own).await?;
+    let (_, lead) = Leadership::take(cluster, &kv, own).await?;
     Ok((Follower::of(env, dir, engine, lead.namespace, store.clone()), Some((lead.namespace, store))))
 }
 
 impl MetaNode {
-    fn leads(&self) -> MutexGuard<'_, Option<Leads>> {
+    fn leads(&self) -> MutexGuard<'_, Option<Serving>> {
         self.leads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -336,15 +336,15 @@ impl MetaNode {
         let group = Group { namespace, me, members, links };
         let reporter = self.reporter(namespace);
         let promised = || follower.promise();
-        let leader = Arc::new(Leader::begin(&self.env, engine.clone(), group, promised, reporter).await?);
-        self.service.lead(leader.clone());
+        let copier = Arc::new(Copier::begin(&self.env, engine.clone(), group, promised, reporter).await?);
+        self.service.lead(copier.clone());
         if let Some(leads) = self.leads().as_mut() {
-            leads.right.renew(leader);
+            leads.right.renew(copier);
             leads.epoch = epoch;
             return Ok(());
         }
-        let led_until = Some(leader.led_until());
-        self.begin((namespace, epoch), engine, Right::of(leader), led_until);
+        let led_until = Some(copier.led_until());
+        self.begin((namespace, epoch), engine, Right::of(copier), led_until);
         Ok(())
     }
 
@@ -385,7 +385,7 @@ impl MetaNode {
             env: self.env.clone(),
             cluster: self.cluster.clone(),
             service: self.service.clone(),
-            lead: Lead::with_kv(&self.cluster, &kv, namespace),
+            lead: Leadership::with_kv(&self.cluster, &kv, namespace),
             exports: Exports::new(&self.env, Exported { head, engine }),
             namespace,
         };
@@ -394,7 +394,7 @@ impl MetaNode {
         let work = self.env.tasks.spawn("lead a namespace", async move {
             let _ = report.send(work.run(config, serves).await.err().unwrap_or_else(ended_silently)); // the node may end
         });
-        *self.leads() = Some(Leads { epoch, right, ended: Some(ended), work });
+        *self.leads() = Some(Serving { epoch, right, ended: Some(ended), work });
         served
     }
 
@@ -465,7 +465,7 @@ impl MetaNode {
                 self.cluster.map().namespaces.iter().find(|entry| entry.uuid == self.own.uuid)
         {
             // If the coordinator is unreachable or late, it has the last recorded number.
-            let lead = Lead::with_kv(&self.cluster, kv, entry.id);
+            let lead = Leadership::with_kv(&self.cluster, kv, entry.id);
             let _ = self.env.clock.timeout(patience, lead.record()).await;
         }
         leave(&self.env, &self.cluster, patience).await;
@@ -488,7 +488,7 @@ struct Work {
     env: Env,
     cluster: Cluster,
     service: NamespaceService,
-    lead: Lead,
+    lead: Leadership,
     exports: Arc<Exports>,
     namespace: NamespaceId,
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use weir_coord::Cluster;
 use weir_env::Env;
-use weir_meta::copies::{Follower, Leader};
+use weir_meta::copies::{Copier, Follower};
 use weir_proto::copies::{JournalAppend, JournalRight, StateFetch};
 use weir_proto::data::PAYLOAD_MAX;
 use weir_proto::map::{ClusterMap, Role};
@@ -22,13 +22,13 @@ pub(crate) struct NamespaceService {
     cluster: Cluster,
     env: Env,
     pub follower: Follower,
-    leads: Arc<RwLock<Leads>>,
+    leads: Arc<RwLock<Served>>,
 }
 
 #[derive(Clone, Default)]
-struct Leads {
+struct Served {
     service: Option<Arc<dyn Service>>,
-    leader: Option<Arc<Leader>>,
+    copier: Option<Arc<Copier>>,
 }
 
 impl NamespaceService {
@@ -40,11 +40,11 @@ impl NamespaceService {
         self.leads.write().unwrap_or_else(PoisonError::into_inner).service = Some(service);
     }
     /// Sends its state to copies from now on.
-    pub fn lead(&self, leader: Arc<Leader>) {
-        self.leads.write().unwrap_or_else(PoisonError::into_inner).leader = Some(leader);
+    pub fn lead(&self, copier: Arc<Copier>) {
+        self.leads.write().unwrap_or_else(PoisonError::into_inner).copier = Some(copier);
     }
     pub fn end(&self) {
-        *self.leads.write().unwrap_or_else(PoisonError::into_inner) = Leads::default();
+        *self.leads.write().unwrap_or_else(PoisonError::into_inner) = Served::default();
     }
 
     fn meta(&self) -> Option<Arc<dyn Service>> {
@@ -95,8 +95,8 @@ impl NamespaceService {
         if call.method != StateFetch::METHOD {
             return self.follower.handle(call).unwrap_or_else(unknown);
         }
-        let leader = self.leads.read().unwrap_or_else(PoisonError::into_inner).leader.clone();
-        leader.and_then(|leader| leader.handle(call)).unwrap_or_else(unknown)
+        let copier = self.leads.read().unwrap_or_else(PoisonError::into_inner).copier.clone();
+        copier.and_then(|copier| copier.handle(call)).unwrap_or_else(unknown)
     }
 }
 

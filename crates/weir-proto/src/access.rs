@@ -5,6 +5,7 @@
 use crate::network::Network;
 use crate::{Error, Reader, Result, Wire, Writer};
 use crate::{message, wire_enum, wire_union};
+use std::fmt;
 
 /// Rules of one cluster: every node receives them with each map.
 pub const RULES_MAX: usize = 256;
@@ -143,6 +144,51 @@ impl IdRange {
     }
 }
 
+/// In the form of the command line.
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Grant::Refused => "none",
+            Grant::ReadOnly => "ro",
+            Grant::ReadWrite => "rw",
+        })
+    }
+}
+
+impl fmt::Display for RootIs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RootIs::Squashed => "squash",
+            RootIs::Kept => "keep",
+        })
+    }
+}
+
+impl fmt::Display for IdsAre {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranges = |kind: &str, all: &[IdRange]| -> Vec<String> {
+            all.iter().map(|r| format!("{kind}:{}:{}:{}", r.from, r.to, r.count)).collect()
+        };
+        match self {
+            IdsAre::Claimed {} => f.write_str("claimed"),
+            IdsAre::All { uid, gid } => write!(f, "all {uid}:{gid}"),
+            IdsAre::Mapped { uids, gids } => {
+                f.write_str(&[ranges("u", uids), ranges("g", gids)].concat().join(" "))
+            }
+        }
+    }
+}
+
+impl fmt::Display for AccessRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AccessRule { name, who, root, ids, .. } = self;
+        let networks: Vec<String> = self.from.iter().map(ToString::to_string).collect();
+        let from = if networks.is_empty() { String::new() } else { format!(" from {}", networks.join(", ")) };
+        let volumes: Vec<String> = self.volumes.iter().map(|v| format!("{} {}", v.glob, v.grant)).collect();
+        write!(f, "{name}: nodes {who}{from}, volumes {}, root {root}, ids {ids}", volumes.join(", "))
+    }
+}
+
 /// Neither root's id nor the reserved id for "none".
 fn is_user(id: u32) -> bool {
     id != 0 && id != u32::MAX
@@ -199,5 +245,19 @@ mod tests {
         let rules = |n| AccessRules(vec![rule(IdsAre::Claimed {}); n]);
         assert_eq!(AccessRules::from_bytes(&rules(RULES_MAX).to_bytes()), Ok(rules(RULES_MAX)));
         assert!(AccessRules::from_bytes(&rules(RULES_MAX + 1).to_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_rule_is_shown_in_words() {
+        let uids = vec![IdRange { from: 1000, to: 5000, count: 10 }];
+        let gids = vec![IdRange { from: 100, to: 700, count: 5 }];
+        let of = |glob: &str, grant| VolumeGrant { glob: glob.into(), grant };
+        let volumes = vec![of("p*", Grant::ReadOnly), of("s", Grant::Refused)];
+        let from = vec!["10.1.0.0/16".parse().unwrap()];
+        let rule = AccessRule { from, volumes, ..rule(IdsAre::Mapped { uids, gids }) };
+        assert_eq!(
+            rule.to_string(),
+            "batch: nodes node-* from 10.1.0.0/16, volumes p* ro, s none, root squash, ids u:1000:5000:10 g:100:700:5"
+        );
     }
 }

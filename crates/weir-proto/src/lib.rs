@@ -6,6 +6,7 @@
 #![deny(unsafe_code)] // but for the FFI module of `ec`
 
 pub mod access;
+pub mod administration;
 pub mod backup;
 pub mod births;
 pub mod checksum;
@@ -33,6 +34,7 @@ pub mod network;
 pub mod news;
 pub mod part;
 pub mod patterns;
+pub mod posix;
 pub mod quota;
 pub mod recall;
 pub mod relation;
@@ -66,4 +68,20 @@ pub trait Request: Wire + Send + Sync + 'static {
     /// The senders that may send it.
     const BY: sender::Senders;
     type Reply: Wire + Send;
+}
+
+/// A row of the table of methods.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Method {
+    pub number: u16,
+    pub name: &'static str,
+    pub by: sender::Senders,
+    /// It belongs in the audit log: its change, or at least its refusal.
+    pub is_administration: bool,
+}
+
+impl Method {
+    pub const fn of<R: Request>() -> Method {
+        Method { number: R::METHOD, name: R::NAME, by: R::BY, is_administration: false }
+    }
 }

@@ -2,28 +2,12 @@
 //! dispatches a request.
 //!
 //! A message declares its senders (`message!(Join = 1 by [Storage, Meta] -> …)`). A method that is not listed
-//! here is not served. The methods of administration are a second list, for the audit log.
-use crate::Request;
-use crate::sender::Senders;
+//! here or in [`administration`] is not served.
+pub use crate::Method;
+use crate::{Request, administration};
 
 /// Numbers of methods are below this.
 pub const METHODS_MAX: usize = 510;
-
-/// A row of the table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Method {
-    pub number: u16,
-    pub name: &'static str,
-    pub by: Senders,
-    /// It belongs in the audit log: its change, or at least its refusal.
-    pub is_administration: bool,
-}
-
-impl Method {
-    pub const fn of<R: Request>() -> Method {
-        Method { number: R::METHOD, name: R::NAME, by: R::BY, is_administration: false }
-    }
-}
 
 type Table = [Option<Method>; METHODS_MAX];
 
@@ -37,72 +21,44 @@ const fn with(mut table: Table, method: Method) -> Table {
 macro_rules! methods {
     ($($module:ident::{$($name:ident),* $(,)?})*) => {
         static TABLE: Table = {
-            let table = [None; METHODS_MAX];
-            $($(let table = with(table, Method::of::<crate::$module::$name>());)*)*
-            administration(table)
+            let mut table = [None; METHODS_MAX];
+            $($(table = with(table, Method::of::<crate::$module::$name>());)*)*
+            let mut i = 0;
+            while i < administration::METHODS.len() {
+                table = with(table, administration::METHODS[i]);
+                i += 1;
+            }
+            table
         };
     };
 }
 
-macro_rules! administration {
-    ($($module:ident::{$($name:ident),* $(,)?})*) => {
-        const fn administration(mut table: Table) -> Table {
-            let numbers = [$($(crate::$module::$name::METHOD,)*)*];
-            let mut i = 0;
-            while i < numbers.len() {
-                let method = table[numbers[i] as usize].as_mut();
-                method.expect("administration is in the table of methods").is_administration = true;
-                i += 1;
-            }
-            table
-        }
-    };
-}
-
-// Requests for the data or the names of files are not included: they are too many.
-administration!(
-    coord::{Join, Leave, ClearTarget, MakeGroups, LeadNamespace, FinishUpgrade, HomeAllow, HomeForbid, AccessAdd, AccessRemove, AuditVolumes, TargetGone, SetRebuild, DrainTarget, RemoveTarget, PauseMoves}
-    copies::{SetCopies}
-    enrol::{TokenCreate, Enrol, IssueCertificate, TokenRevoke, NodeRemove, RotateAuthority}
-    volume::{VolumeCreate, VolumeChange, SetWriteFloor, VolumeDelete, VolumeClone, ScanInodes}
-    quota::{OwnerLimit}
-    relation::{RelationAdd, RelationAddWith, RelationSet, RelationDo, RelationResolve, RelationSuspect, ReadChanges, AckChanges, DropCursor}
-    recall::{GetEviction}
-    snapshot::{SnapshotTake, SnapshotDelete}
-    backup::{BackupSet}
-    export::{ExportBegin, ExportSet}
-    event::{MarkEvents}
-);
-
+// All except those of `administration`.
 methods!(
-    coord::{Join, Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, Leave, ClearTarget, MakeGroups, GetStatus, LeadNamespace,
-        RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AccessAdd, AccessRemove, AuditVolumes,
-        TargetGone, GetRebuild, ReportRefill, SetRebuild, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull}
+    coord::{Heartbeat, GetMap, ReportTarget, ReportLink, CaughtUp, GetStatus, RecordProgress, GetCoordinators, CompareClock, GetClocks, ActFor, ReportWaits, GetWaits, GetAudit, GetRebuild, ReportRefill, PlaceCopied, ReportFull}
     condition::{ReportCondition, GetConditions, TroubleList}
     life::{AskLife, ReportLife, GetLives}
-    enrol::{TokenCreate, Enrol, RenewCertificate, IssueCertificate, GetEnrolment, TokenRevoke, NodeRemove, RotateAuthority, CertificateKept}
-    copies::{JournalAppend, JournalAsk, JournalTruncate, StateFetch, JournalRight, SetCopies, KeepCopy, CopyCaughtUp, CopyLost, LeaderSilent}
-    export::{ExportBegin, ExportFetch, ExportSet, GetExports}
+    enrol::{RenewCertificate, GetEnrolment, CertificateKept}
+    copies::{JournalAppend, JournalAsk, JournalTruncate, StateFetch, JournalRight, KeepCopy, CopyCaughtUp, CopyLost, LeaderSilent}
+    export::{ExportFetch, GetExports}
     meta::{SessionOpen, SessionResume, KeepAlive, SessionClose, SessionList, Lookup, GetAttr, ReadLink, ReadDir, GetXattr, ListXattr, GetUsage,
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
         Revoke, RecoverFile}
     births::{LeaseNames, MkdirWithNames, CreateMany, RemoveMany}
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
-    volume::{VolumeCreate, VolumeList, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone, ReserveQuota, ReclaimReservations,
-        GetWriteFloors, SetWriteFloor, ScanInodes}
-    quota::{OwnersNearLimit, OwnerLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
-    relation::{ReadChanges, AckChanges, DropCursor, RelationAdd, RelationAddWith, RelationSet, RelationRulesList, RelationList, RelationDo, RelationResolve, RelationSuspect,
-        LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}
-    recall::{Evict, EvictedRanges, AwaitRecall, WantRecall, TakeRecalls, Filled, RecallFailed, SetPinned, GetTierState, GetEviction,
-        EvictOwn}
-    snapshot::{SnapshotTake, SnapshotDelete, SnapshotList, SnapshotLookup, SnapshotGetAttr, SnapshotReadDir, SnapshotGetXattr, SnapshotListXattr, SnapshotOpen,
+    volume::{VolumeList, VolumeGet, VolumeAt, ReserveQuota, ReclaimReservations,
+        GetWriteFloors}
+    quota::{OwnersNearLimit, OwnerUsageList, ReserveSpace, ReclaimSpace}
+    relation::{RelationRulesList, RelationList, LeaseWork, CompleteWork, WhereAtHome, ReportListing, ReportRelisting}
+    recall::{Evict, EvictedRanges, AwaitRecall, WantRecall, TakeRecalls, Filled, RecallFailed, SetPinned, GetTierState, EvictOwn}
+    snapshot::{SnapshotList, SnapshotLookup, SnapshotGetAttr, SnapshotReadDir, SnapshotGetXattr, SnapshotListXattr, SnapshotOpen,
         LayersOf, TakeLayers, LayerCopied}
-    backup::{BackupSet, BackupList, BackupTake, BackupDone}
+    backup::{BackupList, BackupTake, BackupDone}
     data::{WriteFragment, CommitStripe, DropPrepared, HoldStripe, WriteOverlay, WriteOverlays, MirrorOverlay, MirrorOverlays, ReadCell, ReadOverlays, StatCell,
         MarkMissing, DropFile, SealCell, ListCells, ListTruncations, ListFences, ListPlace, CopyCell, SealFile, NextStripe, StatTarget, HasSpace, PassOn, ScrubTarget, CompareTarget}
     watch::{GetMeters, ListWaits, GetTop, GetHistory, GetFacts, Collect}
-    event::{ReportEvents, GetEvents, MarkEvents}
+    event::{ReportEvents, GetEvents}
 );
 
 /// The method with this number; one look-up.
@@ -131,7 +87,7 @@ pub fn all() -> impl Iterator<Item = &'static Method> {
 mod tests {
     use super::*;
     use crate::map::Role;
-    use crate::sender::Sender;
+    use crate::sender::{Sender, Senders};
 
     #[test]
     fn each_role_is_a_sender_of_its_own() {

@@ -3,7 +3,6 @@
 //! Invariant: the decision depends on the rules, the node's address and authentication, and the volume, and
 //! on nothing else. If no rule decides, a node with a certificate may use every volume, but its root is
 //! squashed; any other node has full access. A node that a rule names has only the volumes of its rules.
-use std::fmt;
 use std::net::IpAddr;
 use weir_proto::access::{AccessRule, Grant, IdRange, IdsAre, NOBODY, RootIs};
 use weir_proto::glob::fits;
@@ -157,52 +156,6 @@ fn mapped(ranges: &[IdRange], id: u32) -> Option<u32> {
     ranges.iter().find_map(|range| range.map(id))
 }
 
-/// A rule as text, for the audit log and commands.
-pub fn shown(rule: &AccessRule) -> String {
-    let networks: Vec<String> = rule.from.iter().map(ToString::to_string).collect();
-    let from = if networks.is_empty() { String::new() } else { format!(" from {}", networks.join(", ")) };
-    let volumes: Vec<String> = rule.volumes.iter().map(|v| format!("{} {}", v.glob, Word(v.grant))).collect();
-    format!(
-        "{}: nodes {}{from}, volumes {}, root {}, ids {}",
-        rule.name,
-        rule.who,
-        volumes.join(", "),
-        root_word(rule.root),
-        ids_word(&rule.ids)
-    )
-}
-
-/// A grant in the form of the command line.
-pub struct Word(pub Grant);
-
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.0 {
-            Grant::Refused => "none",
-            Grant::ReadOnly => "ro",
-            Grant::ReadWrite => "rw",
-        })
-    }
-}
-
-pub fn root_word(root: RootIs) -> &'static str {
-    match root {
-        RootIs::Squashed => "squash",
-        RootIs::Kept => "keep",
-    }
-}
-
-pub fn ids_word(ids: &IdsAre) -> String {
-    let ranges = |kind: &str, all: &[IdRange]| -> Vec<String> {
-        all.iter().map(|r| format!("{kind}:{}:{}:{}", r.from, r.to, r.count)).collect()
-    };
-    match ids {
-        IdsAre::Claimed {} => "claimed".to_owned(),
-        IdsAre::All { uid, gid } => format!("all {uid}:{gid}"),
-        IdsAre::Mapped { uids, gids } => [ranges("u", uids), ranges("g", gids)].concat().join(" "),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,19 +274,5 @@ mod tests {
             let what = format!("{root:?} {ids:?} {was:?}");
             assert_eq!(acts(root, ids, was), (is.0, is.1, is.2.to_vec()), "{what}");
         }
-    }
-
-    #[test]
-    fn a_rule_is_shown_in_words() {
-        let mut rule =
-            rule("batch", "node-*", &["10.1.0.0/16"], &[("p*", Grant::ReadOnly), ("s", Grant::Refused)]);
-        rule.ids = IdsAre::Mapped {
-            uids: vec![IdRange { from: 1000, to: 5000, count: 10 }],
-            gids: vec![IdRange { from: 100, to: 700, count: 5 }],
-        };
-        assert_eq!(
-            shown(&rule),
-            "batch: nodes node-* from 10.1.0.0/16, volumes p* ro, s none, root squash, ids u:1000:5000:10 g:100:700:5"
-        );
     }
 }

@@ -7,11 +7,8 @@ use crate::plan;
 use bytes::Bytes;
 use weir_proto::births::Birth as Message;
 use weir_proto::meta::{Attr, Cred, FileKind, INLINE_MAX, Time};
+use weir_proto::posix::{Change, MayWrite, Owned, has_privileges};
 use weir_proto::{Error, InodeId};
-
-const SET_UID: u32 = 0o4000;
-pub const SET_GID: u32 = 0o2000;
-pub const MODE_BITS: u32 = 0o7777;
 
 #[derive(Debug, Default)]
 pub enum Birth {
@@ -118,16 +115,16 @@ impl State {
         let Some(attr) = self.attr.as_mut().filter(|_| unreported && set.size.is_none()) else {
             return false;
         };
-        let (is_root, is_owner) = (cred.uid == 0, cred.uid == attr.uid);
-        let mode = set.mode.map_or(attr.mode, |mode| mode & MODE_BITS);
-        let may_change_owner = set.uid.is_none_or(|uid| is_root || uid == attr.uid)
-            && set.gid.is_none_or(|gid| is_root || gid == attr.gid || cred.is_member(gid));
-        let owner = (set.uid.unwrap_or(attr.uid), set.gid.unwrap_or(attr.gid));
-        let asks = self.quota.is_owner_fixed() && owner != (attr.uid, attr.gid);
-        let is_plain = (attr.mode | mode) & (SET_UID | SET_GID) == 0;
+        let times = set.atime.or(set.mtime).is_some();
+        let change = Change { mode: set.mode, uid: set.uid, gid: set.gid, times, size: false };
+        let before = Owned::of(attr);
+        let may = before.check(cred, &change, MayWrite::No).is_ok();
+        let after = before.changed(cred, &change, false);
+        let asks = self.quota.is_owner_fixed() && (after.uid, after.gid) != (before.uid, before.gid);
+        let is_plain = !has_privileges(before.mode | set.mode.unwrap_or(0));
         let reads_first = set.atime.is_some() && self.accessed.is_some();
         let stores_first = set.mtime.is_some() && may_be_mapped;
-        if !(is_root || is_owner) || !may_change_owner || asks || !is_plain || reads_first || stores_first {
+        if !may || asks || !is_plain || reads_first || stores_first {
             return false;
         }
         let time = |set: Option<SetTime>, old: Time| match set {
@@ -137,7 +134,7 @@ impl State {
         };
         attr.atime = time(set.atime, attr.atime);
         attr.ctime = now;
-        (attr.mode, attr.uid, attr.gid) = (mode, owner.0, owner.1);
+        Owned { mode: attr.mode, uid: attr.uid, gid: attr.gid } = after;
         if set.mtime.is_some() {
             attr.mtime = time(set.mtime, attr.mtime);
             self.write.set_mtime(attr.mtime);

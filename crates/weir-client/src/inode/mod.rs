@@ -13,7 +13,7 @@ mod quota;
 mod tier;
 mod write;
 
-pub use birth::{Birth, MODE_BITS, SET_GID};
+pub use birth::Birth;
 pub use inline::{Inline, Leaving};
 pub use lease::LeaseState;
 pub use loans::Loans;

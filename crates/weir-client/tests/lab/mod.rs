@@ -15,7 +15,7 @@ use weir_coord::{Cluster, CoordConfig, Coordinator, Membership, Observer, no_rep
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, BoxFuture, Env};
 use weir_kv::{MemoryKv, SharedKv};
-use weir_meta::{LayoutPolicy, Lead, Meta, MetaConfig, Purge, StripeTruncation};
+use weir_meta::{LayoutPolicy, Leadership, Meta, MetaConfig, Purge, StripeTruncation};
 use weir_proto::coord::{AnnouncedTarget, ClusterStatus};
 use weir_proto::data::DropFile;
 use weir_proto::map::{ClusterMap, Group, MemberState, Role, Scheme};
@@ -340,7 +340,7 @@ impl Lab {
         let membership = Membership { addrs: server.addrs().to_vec(), targets: vec![] };
         cluster.join(membership, no_reports()).await.unwrap();
         let (leading, lead) =
-            Lead::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
+            Leadership::take(&cluster, &self.kv("meta"), &self.namespace(&cluster)).await.unwrap();
         let (followed, ruled) = (cluster.clone(), cluster.clone());
         let map_of = cluster.clone();
         let of = cluster.clone();

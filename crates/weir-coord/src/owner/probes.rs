@@ -111,9 +111,9 @@ impl Owner {
 
     /// The coordinator's identity towards targets.
     fn identity(&self, map: &ClusterMap) -> Identity {
-        let name = self.leadership.name.as_str();
+        let name = self.this.name.as_str();
         let identity = Identity::new(&self.env, name, Role::Coordinator, Some(map.cluster));
-        identity.trusting(self.leadership.trust.clone())
+        identity.trusting(self.this.trust.clone())
     }
 
     /// The connection on which the node of a target has joined.

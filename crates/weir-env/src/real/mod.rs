@@ -124,6 +124,7 @@ pub fn env_with(config: RealConfig) -> Env {
             let recent = Recent::default();
             PressureSource(Arc::new(move || alone::pressure(&recent, monotonic())))
         },
+        is_simulated: false,
     }
 }
 

@@ -139,6 +139,7 @@ impl World {
             buffers: node.buffers.clone(),
             watch: weir_watch::Watch::new(node.watch.clone(), Arc::new(move || here.now().0)),
             pressure: PressureSource(Arc::new(move || pressed.core.lock().nodes[index].pressure)),
+            is_simulated: true,
         };
         drop(state);
         wakers.into_iter().for_each(Waker::wake);

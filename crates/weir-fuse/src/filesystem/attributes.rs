@@ -15,6 +15,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use weir_client::{Client, SetAttrs, Stat};
 use weir_proto::meta::NAME_MAX;
+use weir_proto::posix::has_privileges;
 use weir_proto::{ErrorKind, InodeId, Result};
 
 /// Block size shown by `statfs`, in bytes.
@@ -102,7 +103,7 @@ impl Mounted {
             // The kernel sends an empty request if a program changed the owner to the present one.
             let same_owner = set == SetAttrs::default();
             if (same_owner || size.is_some() && cred.uid != 0)
-                && result.as_ref().is_ok_and(|s| tr::has_privileges(s.attr.mode))
+                && result.as_ref().is_ok_and(|s| has_privileges(s.attr.mode))
             {
                 result = match drop_privileges(&client, &cred, ino).await {
                     Ok(()) => client.getattr(ino).await,

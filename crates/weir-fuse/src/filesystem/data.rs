@@ -13,6 +13,7 @@ use fuser::{
 };
 use weir_client::{Allocate, COPY_BYTES_MAX, Client, SetAttrs};
 use weir_proto::meta::{Cred, FileKind};
+use weir_proto::posix::{Owned, has_privileges};
 use weir_proto::{InodeId, Result};
 
 /// A read by a ring of this many bytes: its copy takes longer than the wake of another thread.
@@ -25,16 +26,15 @@ impl Mounted {
 
     /// `true`: no bits to remove (the common case, answered from the cache).
     fn keeps_no_privileges(&self, ino: InodeId) -> bool {
-        self.client.try_getattr(ino).is_some_and(|stat| !tr::has_privileges(stat.attr.mode))
+        self.client.try_getattr(ino).is_some_and(|stat| !has_privileges(stat.attr.mode))
     }
 }
 
 /// Removes set-uid and set-gid, as a change of data by another user does.
 pub(super) async fn drop_privileges(client: &Client, cred: &Cred, ino: InodeId) -> Result<()> {
     let attr = client.getattr(ino).await?.attr;
-    let member = cred.uid == 0 || cred.is_member(attr.gid);
-    let mode = tr::without_privileges(attr.mode, member);
-    if attr.kind == FileKind::Directory || mode == tr::permissions(attr.mode) {
+    let mode = Owned::of(&attr).without_privileges(cred);
+    if attr.kind == FileKind::Directory || mode == attr.mode {
         return Ok(());
     }
     // The right to write suffices to remove them.

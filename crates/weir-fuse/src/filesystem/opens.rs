@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 use weir_client::{Client, LockWish, Locked, Opened};
 use weir_proto::Result;
+use weir_proto::posix::has_privileges;
 
 /// How long a change of the mount's options may stay unnoticed.
 const OPTIONS_TTL: Duration = Duration::from_secs(1);
@@ -61,7 +62,7 @@ impl Mounted {
         let (of, undo) = (client.clone(), closer(&client));
         let work = async move {
             let opened = client.open(&cred, ino, mode).await?;
-            let strip = mode.truncate && cred.uid != 0 && tr::has_privileges(opened.stat.attr.mode);
+            let strip = mode.truncate && cred.uid != 0 && has_privileges(opened.stat.attr.mode);
             if strip && let Err(e) = drop_privileges(&client, &cred, ino).await {
                 let _ = client.release(opened.handle).await; // the first error is the one that is reported
                 return Err(e);

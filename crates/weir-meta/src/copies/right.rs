@@ -2,7 +2,7 @@
 //! other can have acknowledged anything.
 //!
 //! Replies pass here after their changes are durable. Knows nothing of their content.
-use super::lead::Leader;
+use super::copier::Copier;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_env::Env;
@@ -12,50 +12,50 @@ use weir_proto::{Error, Result};
 const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(5);
 
-enum Leadership {
+enum State {
     /// There is no other copy.
     Alone,
-    Leads(Arc<Leader>),
+    Leads(Arc<Copier>),
     /// Another copy leads, or may lead.
     Over,
 }
 
 /// A leader's right to answer, through all the epochs in which it leads without a break.
-pub struct Right(Mutex<Leadership>);
+pub struct Right(Mutex<State>);
 
 impl Right {
     pub fn alone() -> Arc<Right> {
-        Arc::new(Right(Mutex::new(Leadership::Alone)))
+        Arc::new(Right(Mutex::new(State::Alone)))
     }
-    pub fn of(leader: Arc<Leader>) -> Arc<Right> {
-        Arc::new(Right(Mutex::new(Leadership::Leads(leader))))
+    pub fn of(copier: Arc<Copier>) -> Arc<Right> {
+        Arc::new(Right(Mutex::new(State::Leads(copier))))
     }
 
     /// The same node leads under another epoch.
-    pub fn renew(&self, leader: Arc<Leader>) {
-        *self.leadership() = Leadership::Leads(leader);
+    pub fn renew(&self, copier: Arc<Copier>) {
+        *self.state() = State::Leads(copier);
     }
 
     /// Nothing is answered from now on.
     pub fn end(&self) {
-        *self.leadership() = Leadership::Over;
+        *self.state() = State::Over;
     }
 
-    fn leadership(&self) -> MutexGuard<'_, Leadership> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether this leadership has ended for ever.
     pub fn is_over(&self) -> bool {
-        matches!(&*self.leadership(), Leadership::Over)
+        matches!(&*self.state(), State::Over)
     }
 
     /// Whether durable changes may be reported now.
     pub fn answers(&self) -> bool {
-        match &*self.leadership() {
-            Leadership::Alone => true,
-            Leadership::Leads(leader) => leader.may_acknowledge() && leader.may_answer(),
-            Leadership::Over => false,
+        match &*self.state() {
+            State::Alone => true,
+            State::Leads(copier) => copier.may_acknowledge() && copier.may_answer(),
+            State::Over => false,
         }
     }
 
@@ -63,10 +63,10 @@ impl Right {
     pub async fn wait(&self, env: &Env) -> Result<()> {
         let until = env.clock.now() + PATIENCE;
         while !self.answers() {
-            let why = match &*self.leadership() {
-                Leadership::Over => Some("this node does not lead the namespace any more"),
+            let why = match &*self.state() {
+                State::Over => Some("this node does not lead the namespace any more"),
                 _ if env.clock.now() < until => None,
-                Leadership::Leads(leader) if !leader.may_acknowledge() => {
+                State::Leads(copier) if !copier.may_acknowledge() => {
                     Some("too few copies of the namespace are current")
                 }
                 _ => Some("the other copies of the namespace do not answer"),

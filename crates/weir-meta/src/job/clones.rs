@@ -64,7 +64,7 @@ impl CloneLister {
         }
         let Some((volume, dir)) = self.next()? else { return Ok(false) };
         let Some(dir) = dir else {
-            if self.leader.step(&mut |cx| clone::end::end_some(cx, volume)).await? {
+            if self.leader.step(&mut |cx| Ok(clone::end::end_some(cx, volume)?)).await? {
                 tracing::info!(volume = %volume, "all of a clone is listed");
             }
             return Ok(true);

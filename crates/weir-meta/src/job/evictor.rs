@@ -5,11 +5,12 @@
 //! batches, so no operation waits for it. `evict` decides.
 use crate::evict::{self, Candidate, Level, Oldest, Percent};
 use crate::keys;
+use crate::keys::Letter;
 use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::evict::How;
 use crate::namespace::keeper::is_held;
 use crate::namespace::{self, find_inode};
-use crate::obstacle::Obstacles;
+use crate::obstacle::{Halt, Obstacles};
 use crate::record::{Inode, Record};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -162,7 +163,7 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
 /// The files of a volume, or of all whose relations evict, with the oldest use.
 async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
     let mut found = Oldest::new(CANDIDATES_MAX);
-    let (first, end) = keys::range_of_letter(b'I');
+    let (first, end) = keys::range_of_letter(Letter::Inode);
     let mut start = first.to_vec();
     let mut volumes: BTreeMap<InodeId, Option<VolumeId>> = BTreeMap::new();
     loop {
@@ -272,7 +273,11 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         freed = Some(before.saturating_sub(inode.online()));
         Ok(())
     });
-    if obstacles.is_empty() { Tried::Done(done.map(|()| freed)) } else { Tried::InTheWay(obstacles) }
+    match done {
+        Ok(()) => Tried::Done(Ok(freed)),
+        Err(Halt::Blocked) => Tried::InTheWay(obstacles),
+        Err(Halt::Failed(e)) => Tried::Done(Err(e)),
+    }
 }
 
 /// The only writer of a file evicts what it can of it up to `end`; returns the bytes freed.

@@ -1,4 +1,4 @@
-//! Ends the sessions of silent clients.
+//! Ends the sessions of silent clients. In simulated runs it checks the tables in memory as often.
 use crate::leader::Leader;
 use crate::session;
 use std::sync::Arc;
@@ -20,6 +20,11 @@ pub async fn run(leader: Arc<Leader>) -> Error {
         state.stalls.checked = now;
         if !(leader.config.takes_data)() {
             state.stalls.no_data_taken = now;
+        }
+        if leader.env.is_simulated {
+            state.leases.check_all();
+            state.locks.check_all();
+            leader.relations.check();
         }
         state.trust_again(now);
         if stalled {

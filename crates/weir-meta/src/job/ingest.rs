@@ -1,8 +1,8 @@
 //! Ingests changes of volumes into the queues of their relations, and searches for files whose writer died.
-use crate::keys;
 use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::find_inode;
 use crate::relation::{changelog, ingest, store};
+use crate::tables;
 use std::sync::Arc;
 use weir_proto::meta::Time;
 use weir_proto::relation::RelationId;
@@ -104,13 +104,10 @@ fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
         let (mut state, mut left) = (leader.lock(), Vec::new());
         leader.kv.read(&mut |read| {
             (found, left, next) = (Vec::new(), Vec::new(), None);
-            let (_, end) = keys::range_of_short(b'g', relation.0);
             let mut files = Vec::new();
             if let Some(from) = from {
-                let start = keys::growing(relation, from);
-                files = store::collect(read, &start, &end, SCAN_MAX, |key, _| {
-                    store::number_of(key).map(InodeId)
-                })?;
+                let next = tables::GROWING.from(relation, (relation, from));
+                files = next.collect(read, SCAN_MAX, |(_, ino), _| ino)?;
             }
             if files.len() == SCAN_MAX {
                 next = files.last().map(|ino| InodeId(ino.0 + 1));

@@ -10,7 +10,7 @@ use crate::leader::snapshots::Gate;
 use crate::leader::{Leader, NO_SESSION};
 use crate::namespace::snapshot;
 use crate::namespace::volume::shown_name;
-use crate::obstacle::{Obstacle, Obstacles};
+use crate::obstacle::{Halt, Obstacle, Obstacles};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,26 +134,28 @@ impl Scheduler {
         let mut gate = Gate::new(leader);
         loop {
             let (mut taken, mut obstacles) = (None, Obstacles::default());
-            let (step, wait, newest) = {
+            let (is_done, wait, newest) = {
                 let mut state = leader.lock();
                 state.unpark(&mut gate.parked);
                 match gate.is_mine(&mut state, volume)? {
-                    false => (None, None, state.newest),
+                    false => (false, None, state.newest),
                     true => {
                         let step =
                             leader.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
                                 taken = snapshot::take_scheduled(cx, volume)?;
                                 Ok(())
                             });
-                        let wait = (!obstacles.is_empty())
-                            .then(|| state.park(NO_SESSION, &obstacles, &mut gate.parked));
-                        (Some(step), wait, state.newest)
+                        let wait = match step {
+                            Ok(()) => None,
+                            Err(Halt::Blocked) => Some(state.park(NO_SESSION, &obstacles, &mut gate.parked)),
+                            Err(Halt::Failed(e)) => return Err(e),
+                        };
+                        (wait.is_none(), wait, state.newest)
                     }
                 }
             };
-            if let (Some(step), None) = (step, &wait) {
+            if is_done {
                 drop(gate);
-                step?;
                 leader.durable(newest).await?;
                 return Ok(taken);
             }

@@ -6,8 +6,10 @@
 
 use crate::crash_points;
 use crate::keys;
+use crate::keys::Letter;
 use crate::leader::Leader;
-use crate::record::{Garbage, Record};
+use crate::record::Garbage;
+use crate::tables;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_kv::Scan;
@@ -110,7 +112,7 @@ fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiv
 /// The first deleted files after a key.
 fn oldest(leader: &Leader, after: Option<Vec<u8>>) -> Result<Vec<Item>> {
     let (mut items, mut bad) = (Vec::new(), None);
-    let (first, end) = keys::range_of_letter(b'G');
+    let (first, end) = keys::range_of_letter(Letter::Garbage);
     let mut start = first.to_vec();
     if let Some(mut key) = after {
         key.push(0); // the least key above
@@ -118,10 +120,9 @@ fn oldest(leader: &Leader, after: Option<Vec<u8>>) -> Result<Vec<Item>> {
     }
     leader.kv.read(&mut |read| {
         read.scan(&start, &end, &mut |key, value| {
-            match (keys::garbage_ino(key), Garbage::from_value(value, || "a deleted file".to_owned())) {
-                (Some(ino), Ok(garbage)) => items.push(Item { key: key.to_vec(), ino, garbage }),
-                (_, Err(e)) => bad = Some(e),
-                (None, _) => bad = Some(Error::damaged("a deleted file's key is damaged")),
+            match tables::GARBAGE.entry(key, value) {
+                Ok(((_, ino), garbage)) => items.push(Item { key: key.to_vec(), ino, garbage }),
+                Err(e) => bad = Some(e),
             }
             if items.len() < BATCH_FILES && bad.is_none() { Scan::More } else { Scan::Stop }
         })

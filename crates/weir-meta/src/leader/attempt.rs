@@ -4,22 +4,22 @@
 //! its reply already is not repeated.
 use super::full_disk::{space_is_short, without_space};
 use super::state::Parked;
-use super::{Leader, NO_SESSION, State};
+use super::{Leader, State};
 use crate::access::Mount;
 use crate::crash_points;
-use crate::keys;
 use crate::namespace::{self, Cx, Events, Rules, View};
-use crate::obstacle::{Obstacle, Obstacles};
+use crate::obstacle::{Attempt, Halt, Obstacle, Obstacles, discarding};
 use crate::ops::{Grants, Operation, Work};
 use crate::reach::Place;
-use crate::record::{Inode, Record, SlotRecord, slot_value};
+use crate::record::{Record, SlotRecord, slot_value};
 use crate::session::no_session;
+use crate::tables;
 use crate::witness::witness;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::Instant;
 use weir_kv::{CommitSeq, Txn};
 use weir_proto::meta::{Op, SLOTS};
-use weir_proto::{Error, InodeId, Result, SessionId, Wire, Writer};
+use weir_proto::{Error, Result, SessionId, Wire, Writer};
 use weir_rpc::Connection;
 
 impl Leader {
@@ -42,10 +42,14 @@ impl Leader {
         let mount = self.mount_at(state, on);
         let mut obstacles = std::mem::take(&mut state.obstacles);
         obstacles.clear();
-        let ran = self.run(state, request, mount.as_deref(), &mut obstacles);
-        if obstacles.is_empty() {
+        let ran = match self.run(state, request, mount.as_deref(), &mut obstacles) {
+            Ok(reply) => Some(Ok(reply)),
+            Err(Halt::Failed(e)) => Some(Err(self.map_error(e))),
+            Err(Halt::Blocked) => None,
+        };
+        assert_eq!(ran.is_none(), !obstacles.is_empty(), "{}: it is blocked by obstacles", R::NAME);
+        if let Some(ran) = ran {
             state.obstacles = obstacles;
-            let ran = ran.map_err(|e| self.map_error(e));
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.config.witness), ran.as_ref().err());
                 // The change stands, even if it could not be audited.
@@ -75,15 +79,13 @@ impl Leader {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-    ) -> Result<Vec<u8>> {
+    ) -> Attempt<Vec<u8>> {
         for reach in request.reach().iter().flatten() {
             if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
                 state.leases.names_conflict(request.session(), dir, reach.changes, obstacles);
             }
         }
-        if !obstacles.is_empty() {
-            return Err(Error::unavailable(String::new()));
-        }
+        obstacles.halt()?;
         let (mut reply, first) = match R::work() {
             Work::Show(show) => (self.show(state, request, mount, obstacles, show)?, true),
             Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
@@ -122,19 +124,20 @@ impl Leader {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-        show: fn(&mut View<'_>, &R) -> Result<R::Reply>,
-    ) -> Result<R::Reply> {
+        show: fn(&mut View<'_>, &R) -> Attempt<R::Reply>,
+    ) -> Attempt<R::Reply> {
         let live = |s: SessionId| state.sessions.contains_key(&s);
         let rules = self.rules(state, request.session(), mount, &live);
-        let mut reply = None;
+        let mut shown = None;
         self.kv.read(&mut |read| {
             obstacles.clear();
             let mapped = namespace::admit::admit(read, &rules, request)?;
             let request = mapped.as_ref().unwrap_or(request);
-            reply = Some(show(&mut View { read, rules: &rules, obstacles }, request)?);
+            shown = Some(show(&mut View { read, rules: &rules, obstacles }, request));
             Ok(())
         })?;
-        Ok(reply.expect("the body ran"))
+        obstacles.halt()?;
+        shown.expect("the body ran")
     }
 
     /// The reply, and whether it was made now or earlier.
@@ -144,11 +147,12 @@ impl Leader {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-        change: fn(&mut Cx<'_>, &R) -> Result<R::Reply>,
-    ) -> Result<(R::Reply, bool)> {
+        change: fn(&mut Cx<'_>, &R) -> Attempt<R::Reply>,
+    ) -> Attempt<(R::Reply, bool)> {
         let op = request.op();
         op.map_or(Ok(()), check_slot)?;
         let (mut done, mut replayed, mut events) = (None, false, Events::default());
+        let mut halt = None;
         let is_short = R::GROWS && self.kv.is_space_short();
         let mut refused = false;
         {
@@ -171,16 +175,19 @@ impl Leader {
                 let mapped = namespace::admit::admit(&*txn, &rules, request)?;
                 let request = mapped.as_ref().unwrap_or(request);
                 let uid = request.cred().map(|cred| cred.uid);
-                let reply =
-                    namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request))?;
+                let ran = namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request));
+                let reply = discarding(ran, &mut halt)?;
                 if let Some(op) = op {
                     let value = slot_value(op.seq, R::METHOD, &reply);
-                    txn.put(&keys::slot(op.session, op.slot), &value);
+                    txn.put(&tables::SLOTS.key((op.session, op.slot)), &value);
                 }
                 done = Some(reply);
                 refused = false;
                 Ok(())
             });
+            if let Some(Halt::Blocked) = halt {
+                return Err(Halt::Blocked);
+            }
             let committed = committed.map_err(|e| if refused { e } else { without_space::<R>(e) })?;
             state.newest = state.newest.max(committed);
         }
@@ -188,73 +195,6 @@ impl Leader {
         self.apply_events(state, request.session(), &events)?;
         let first = op.is_none_or(|op| state.note_applied(op)) || !replayed;
         Ok((done.expect("the body ran"), first))
-    }
-
-    /// Runs a transaction of the leader itself, in the name of a session that obstacles with no lease.
-    pub fn housekeep(
-        &self,
-        state: &mut State,
-        session: SessionId,
-        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.housekeep_asking(state, session, &mut Obstacles::default(), body)
-    }
-
-    /// The same if there may be obstacles: these are returned in `obstacles`, and nothing is changed.
-    pub fn housekeep_asking(
-        &self,
-        state: &mut State,
-        session: SessionId,
-        obstacles: &mut Obstacles,
-        body: &mut dyn FnMut(&mut Cx<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let mut events = Events::default();
-        {
-            let live = |s: SessionId| state.sessions.contains_key(&s);
-            let rules = self.rules(state, session, None, &live);
-            let committed = self.kv.transact(&mut |txn| {
-                obstacles.clear();
-                events = Events::default();
-                namespace::run(txn, &rules, obstacles, &mut events, None, &mut *body)
-            })?;
-            state.newest = state.newest.max(committed);
-        }
-        self.env.tasks.crash_point(crash_points::HOUSEKEPT);
-        self.apply_events(state, session, &events)
-    }
-
-    pub fn rules<'a>(
-        &'a self,
-        state: &'a State,
-        session: SessionId,
-        mount: Option<&'a Mount>,
-        live: &'a dyn Fn(SessionId) -> bool,
-    ) -> Rules<'a> {
-        let (now, deaths, layout) = (self.wall(), state.deaths.count, &*self.config.layout);
-        let (quotas, logged, at_home) = (&state.quotas, &state.logged, &*self.config.at_home);
-        let (snapshots, snapshotting) = (&state.snapshots, state.snapshotting);
-        Rules {
-            session,
-            client: "",
-            mount,
-            now,
-            leases: &state.leases,
-            quotas,
-            live,
-            deaths,
-            logged,
-            mirrored: &state.mirrored,
-            snapshots,
-            snapshotting,
-            at_home,
-            layout,
-        }
-    }
-
-    /// Whether a writer died while data of this file may have been in flight.
-    pub fn must_recover(&self, state: &State, ino: InodeId, inode: &Inode) -> bool {
-        let live = |s: SessionId| state.sessions.contains_key(&s);
-        self.rules(state, NO_SESSION, None, &live).must_recover(ino, inode)
     }
 }
 
@@ -283,7 +223,7 @@ fn check_slot(op: &Op) -> Result<()> {
 
 /// The reply of an earlier try of the same change.
 fn earlier_reply<R: Operation>(txn: &mut dyn Txn, op: &Op) -> Result<Option<R::Reply>> {
-    let Some(value) = txn.get(&keys::slot(op.session, op.slot))? else { return Ok(None) };
+    let Some(value) = txn.get(&tables::SLOTS.key((op.session, op.slot)))? else { return Ok(None) };
     let seq = value.get(1..9).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
     if op.seq > seq {
         return Ok(None);

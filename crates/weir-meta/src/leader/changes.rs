@@ -1,9 +1,10 @@
 //! Consumers of a changelog: they wait for changes of a volume, and get them with their paths.
-use crate::keys;
 use crate::leader::Leader;
 use crate::namespace::path::Paths;
 use crate::namespace::{log, volume};
-use crate::relation::{changelog, store, tree};
+use crate::record::ChangeRecord;
+use crate::relation::changelog;
+use crate::tables;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_proto::relation::*;
@@ -49,17 +50,13 @@ impl Leader {
                         ))
                     })?,
             };
-            let (first, end) = keys::range_of_short(b'C', r.volume.0);
-            changes.first = store::collect(read, &first, &end, 1, |key, _| store::number_of(key))?
-                .first()
-                .copied()
-                .unwrap_or(log::last_number(read, r.volume)? + 1);
+            let oldest = tables::CHANGES.under(r.volume).collect(read, 1, |(_, number), _| number)?;
+            changes.first = oldest.first().copied().unwrap_or(log::last_number(read, r.volume)? + 1);
             let limit = r.limit.clamp(1, CHANGES_MAX) as usize;
-            let start = keys::change(r.volume, after.saturating_add(1));
-            let found = store::collect(read, &start, &end, limit, |key, value| {
-                let number = store::number_of(key)?;
-                let record = tree::load_change(value, number)?;
-                Ok(Change { number, at: record.at, what: record.what, by: record.by })
+            let new = tables::CHANGES.from(r.volume, (r.volume, after.saturating_add(1)));
+            let found = new.collect(read, limit, |(_, number), record| {
+                let ChangeRecord { at, what, by, .. } = record;
+                Change { number, at, what, by }
             })?;
             for change in found {
                 let path = paths.of_change(&change.what)?;

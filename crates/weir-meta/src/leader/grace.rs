@@ -5,61 +5,20 @@
 //! and the reply that contains the grant waits for that commit.
 use super::{Leader, State, full_disk::until_space};
 use crate::holds::{Absent, Holds};
-use crate::keys;
 use crate::lease::{Raised, Usage};
 use crate::namespace::admit::volume_of_any;
 use crate::namespace::{find_link, volume};
-use crate::ops::{Operation, Work};
+use crate::ops::{InGrace, Operation, Work};
 use crate::reach::Place;
+use crate::tables;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use weir_kv::Read;
-use weir_proto::births::CreateMany;
 use weir_proto::meta::*;
-use weir_proto::volume::{VolumeAt, VolumeGet, VolumeList};
-use weir_proto::{ErrorKind, InodeId, Request, Result, SessionId, VolumeId};
+use weir_proto::{ErrorKind, InodeId, Result, SessionId, VolumeId};
 
 /// Inodes of sessions that are checked in each pass for volumes that are not used any more: about 3 ms.
 const INODES_PER_CHECK: usize = 2048;
-
-/// These conflict with no holding of any session.
-const NEVER_CONFLICT: &[u16] = &[
-    StatFs::METHOD,
-    GetUsage::METHOD,
-    VolumeList::METHOD,
-    VolumeGet::METHOD,
-    VolumeAt::METHOD,
-    NoteAccess::METHOD,
-];
-/// Transactions that change nothing that others may have cached, unless they are declared as changes.
-const OPENS: &[u16] = &[Open::METHOD];
-/// These concern one inode, and conflict with no other session's lease if their session has this lease on it.
-const UNDER_WRITE: &[u16] = &[
-    Commit::METHOD,
-    SetAttr::METHOD,
-    SetXattr::METHOD,
-    RemoveXattr::METHOD,
-    CreateMany::METHOD,
-    AcquireLease::METHOD,
-];
-const UNDER_READ: &[u16] =
-    &[GetAttr::METHOD, GetXattr::METHOD, ListXattr::METHOD, ReadInline::METHOD, ReadLink::METHOD];
-
-/// A request that concerns inodes beside those that it reaches by the rules for mounts.
-pub trait OtherInodes {
-    fn inodes(&self) -> Vec<InodeId>;
-}
-
-impl OtherInodes for Close {
-    fn inodes(&self) -> Vec<InodeId> {
-        self.files.iter().map(|file| file.ino).collect()
-    }
-}
-impl OtherInodes for NoteAccess {
-    fn inodes(&self) -> Vec<InodeId> {
-        Vec::new()
-    }
-}
 
 /// The holdings of sessions that have not returned since the restart.
 #[derive(Debug)]
@@ -111,7 +70,7 @@ impl AbsentHoldings {
 
     /// `of_owners`: users or groups have limits, under which sessions have reservations in all volumes.
     fn conflict<R: Operation>(&self, read: &dyn Read, request: &R, of_owners: bool) -> Result<bool> {
-        let is_change = matches!(R::work(), Work::Change(_)) && !OPENS.contains(&R::METHOD);
+        let is_change = matches!(R::work(), Work::Change(_)) && R::IN_GRACE != InGrace::AsReached;
         let changes = is_change || request.reach().iter().flatten().any(|reach| reach.changes);
         if of_owners && changes && self.held.conflicts_anywhere(true) {
             return Ok(true);
@@ -142,10 +101,10 @@ impl AbsentHoldings {
 
 /// Whether the lease of its session excludes a conflict.
 fn is_under_own_lease<R: Operation>(state: &State, request: &R) -> bool {
-    let needed = match R::METHOD {
-        method if UNDER_READ.contains(&method) => LeaseKind::Read,
+    let needed = match R::IN_GRACE {
+        InGrace::UnderRead => LeaseKind::Read,
         // Others' reservations for a limited volume are not known yet.
-        method if UNDER_WRITE.contains(&method) && state.quotas.is_empty() => LeaseKind::Write,
+        InGrace::UnderWrite if state.quotas.is_empty() => LeaseKind::Write,
         _ => return false,
     };
     match request.reach()[0].map(|reach| reach.place) {
@@ -161,7 +120,7 @@ impl Leader {
             return Ok(false);
         }
         let has_returned = state.sessions.get(&request.session()).is_some_and(|session| session.resumed);
-        let never = NEVER_CONFLICT.contains(&R::METHOD) || is_under_own_lease(state, request);
+        let never = R::IN_GRACE == InGrace::Never || is_under_own_lease(state, request);
         let mut waits = !has_returned;
         if has_returned && !never {
             let (absent, of_owners) = (self.absent(state)?, !state.quotas.owners.is_empty());
@@ -229,7 +188,7 @@ impl Leader {
 
     /// The same for reservations, and for files that got their first name.
     pub(super) fn note_reserved<R: Operation>(&self, state: &mut State, request: &R) -> Result<()> {
-        let is_first_name = R::METHOD == Link::METHOD;
+        let is_first_name = R::IN_GRACE == InGrace::FirstName;
         for reach in request.reach().iter().flatten().filter(|reach| reach.changes) {
             match reach.place {
                 Place::Volume(id) => self.note_used_volumes(state, request.session(), [id].into_iter())?,
@@ -285,12 +244,12 @@ impl Leader {
         }
         let sessions = &state.sessions;
         let values: Vec<_> =
-            of.iter().filter_map(|id| Some((*id, sessions.get(id)?.holds.to_value()))).collect();
+            of.iter().filter_map(|id| Some((*id, sessions.get(id)?.holds.record()))).collect();
         let seq = self.kv.transact(&mut |txn| {
             for (id, value) in &values {
                 match value {
-                    Some(value) => txn.put(&keys::holds(*id), value),
-                    None => txn.delete(&keys::holds(*id)),
+                    Some(record) => tables::HOLDS.put(txn, *id, record),
+                    None => tables::HOLDS.delete(txn, *id),
                 }
             }
             Ok(())

@@ -3,18 +3,21 @@
 //! Invariants: a reply leaves only when everything committed before it is durable. The lock is never held
 //! across an await. Knows nothing of the wire except the messages' types, and names no job.
 //!
-//! `attempt` tries operations, `operate` lets them wait, `events` follows their commits; `sessions`, `locks`,
-//! `recall`, `movers`, `changes` and `snapshots` are calls that are more than one transaction.
+//! `attempt` tries operations, `operate` lets them wait, `housekeep` has the leader's own transactions,
+//! `events` follows commits, `ends` ends sessions; `sessions`, `locks`, `recall`, `movers`, `changes` and
+//! `snapshots` are calls that are more than one transaction.
 pub mod attempt;
 pub mod changes;
 pub mod clones;
 pub mod config;
 pub mod door;
+pub mod ends;
 mod events;
 mod eviction;
 mod full_disk;
 pub mod grace;
 mod hints;
+mod housekeep;
 pub mod levels;
 pub mod locks;
 mod mounts;
@@ -38,13 +41,11 @@ pub mod step;
 pub use config::MetaConfig;
 pub use state::State;
 
-use crate::keys::{self, Sequence};
 use crate::namespace;
-use crate::namespace::create::next_number;
 use crate::near_limits::LastReport;
 use crate::owners;
 use crate::relation::queues::Relations;
-use crate::session;
+use crate::tables;
 use crate::troubles::Failing;
 use clones::Clones;
 use door::Door;
@@ -130,9 +131,9 @@ impl Leader {
         let now = env.clock.now();
         let wall = Time { nanos: env.clock.wall().0 };
         let newest = kv.transact(&mut |txn| {
-            if txn.get(&keys::access(InodeId::ROOT))?.is_none() {
+            if !tables::ACCESS.has(txn, InodeId::ROOT)? {
                 namespace::create::make_root(txn, wall);
-            } else if txn.get(&keys::volume(VolumeId::ROOT))?.is_none() {
+            } else if !tables::VOLUMES.has(txn, VolumeId::ROOT)? {
                 namespace::volume::make_root(txn, wall);
             }
             Ok(())
@@ -145,7 +146,7 @@ impl Leader {
             Ok(())
         })?;
         let failed = weir_env::watch::Sender::new(None);
-        let leader = Arc::new(Leader {
+        Ok(Arc::new(Leader {
             env: env.clone(),
             kv,
             config,
@@ -164,18 +165,7 @@ impl Leader {
             sessions_shown: Paced::default(),
             near_limits: LastReport::default(),
             failed,
-        });
-        leader.end_dead_sessions(&mut leader.lock())?;
-        Ok(leader)
-    }
-
-    /// Ends the sessions of processes that are gone. Returns whether some sessions without a connection are
-    /// left.
-    pub fn end_dead_sessions(self: &Arc<Self>, state: &mut State) -> Result<bool> {
-        for id in session::gone(&state.sessions, &*self.config.gone) {
-            self.end_session(state, id, "its process is gone")?;
-        }
-        Ok(state.sessions.values().any(|s| s.connection.is_none()))
+        }))
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -246,67 +236,5 @@ impl Leader {
         if let Some(more) = self.env.watch.line("work without space") {
             tracing::warn!("work of the metadata server waits for space on its disk: {e}{more}");
         }
-    }
-
-    /// The end of a session: its leases, its locks, its opens, its record.
-    pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
-        if self.config.right.is_over() {
-            return Ok(()); // the next leader decides
-        }
-        let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
-        state.mounts.refusals.forget_session(id);
-        state.quotas.drop_session(id);
-        let freed = state.locks.drop_session(id, self.env.clock.now());
-        hints::hint((&self.env, &self.door), &state.sessions, freed);
-        state.recalls.drop_session(id, self.env.clock.now());
-        tracing::info!(session = %id, client = session.client, "session ends: {why}");
-        // The open files of a session that has not returned since a restart are not known.
-        let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;
-        let is_unknown = !session.resumed && session.holds.may_write();
-        let was_writing = is_unknown || state.leases.inodes_of(id).iter().any(may_write);
-        for ino in state.leases.drop_session(id) {
-            state.wake(ino);
-        }
-        session.moved.notify_waiters();
-        session.revokes.close();
-        self.relations.end_session(id);
-        state.grace.unrecorded.remove(&id);
-        let recorded = self.record_end(state, id, was_writing);
-        if let Ok(false) = recorded {
-            state.deaths.count += u64::from(was_writing);
-            state.deaths.unrecorded.push((id, was_writing));
-        }
-        state.end_grace_if_complete(id);
-        recorded.map(drop)
-    }
-
-    /// False: the disk is full. Its record stays until there is space, for the next leader, too.
-    fn record_end(&self, state: &mut State, id: SessionId, was_writing: bool) -> Result<bool> {
-        let mut deaths = state.deaths.count;
-        let done = self.housekeep(state, id, &mut |cx| {
-            if was_writing {
-                deaths = next_number(cx.txn, Sequence::Death)?;
-            }
-            session::forget(cx, id)
-        });
-        match done {
-            Err(e) if e.kind == ErrorKind::NoSpace => {
-                self.warn_of_full_disk(&e);
-                return Ok(false);
-            }
-            done => done?,
-        }
-        state.deaths.count = state.deaths.count.max(deaths);
-        Ok(true)
-    }
-
-    /// Records the ends of sessions for which there was no space.
-    pub fn record_ends(&self, state: &mut State) -> Result<()> {
-        while let Some((id, was_writing)) = state.deaths.unrecorded.last().copied()
-            && self.record_end(state, id, was_writing)?
-        {
-            state.deaths.unrecorded.pop();
-        }
-        Ok(())
     }
 }

@@ -1,12 +1,13 @@
 //! The work of movers: it is assigned, and its results are reported.
-use crate::keys;
 use crate::leader::Leader;
-use crate::record::{ChangeRecord, Record};
+use crate::record::ChangeRecord;
 use crate::relation::queues::ShipQueues;
 use crate::relation::record::RemoteEntry;
 use crate::relation::results::{self, Recorded};
 use crate::relation::ship_queue::{Batch, ShipQueue, WorkRequest};
 use crate::relation::{apply, listing, steps, store, tree};
+use crate::table::Present;
+use crate::tables;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,29 +173,25 @@ impl Leader {
             tracing::trace!(relation = %id, %ino, offset, len, finish = extent.finish.is_some(), expect = ?extent.expect, "given");
         }
         let noted = self.kv.transact(&mut |txn| {
-            let key = keys::mover(mover);
-            if !batch.is_empty() && txn.get(&key)?.is_none() {
-                txn.put(&key, &[]);
+            if !batch.is_empty() && !tables::MOVERS.has(txn, mover)? {
+                tables::MOVERS.put(txn, mover, &Present);
             }
-            batch.void_names.iter().for_each(|number| txn.delete(&keys::name_change(id, *number)));
-            batch.void_directories.iter().for_each(|dir| txn.delete(&keys::old_attributes(id, *dir)));
+            batch.void_names.iter().for_each(|number| tables::NAME_CHANGES.delete(txn, (id, *number)));
+            batch.void_directories.iter().for_each(|dir| tables::OLD_ATTRIBUTES.delete(txn, (id, *dir)));
             for ino in &batch.gone {
                 store::drop_dirty(txn, id, *ino)?;
                 if tree::find_remote(txn, id, *ino)?.is_none() {
-                    txn.delete(&keys::conflict(id, *ino));
+                    tables::CONFLICTS.delete(txn, (id, *ino));
                 }
             }
             for (ino, record) in &batch.relocations {
-                txn.put(&keys::relocations(id, *ino), &record.to_value());
+                tables::RELOCATIONS.put(txn, (id, *ino), record);
             }
-            batch.void_relocations.iter().for_each(|ino| txn.delete(&keys::relocations(id, *ino)));
+            batch.void_relocations.iter().for_each(|ino| tables::RELOCATIONS.delete(txn, (id, *ino)));
             for name in &batch.names {
-                let key = keys::name_change(id, name.number);
-                if let Some(value) = txn.get(&key)? {
-                    let change = tree::load_change(&value, name.number)?;
-                    if !change.tried {
-                        txn.put(&key, &ChangeRecord { tried: true, ..change }.to_value());
-                    }
+                let at = (id, name.number);
+                if let Some(change) = tables::NAME_CHANGES.get(txn, at)?.filter(|change| !change.tried) {
+                    tables::NAME_CHANGES.put(txn, at, &ChangeRecord { tried: true, ..change });
                 }
             }
             for name in batch.names.iter().filter(|name| apply::changes_fingerprint(&name.action)) {
@@ -203,10 +200,10 @@ impl Leader {
             for ino in &batch.begun {
                 if let Some(remote) = tree::find_remote(txn, id, *ino)? {
                     if parts {
-                        txn.put(&keys::unfinished(id, *ino), &[]);
+                        tables::UNFINISHED.put(txn, (id, *ino), &Present);
                     }
                     let remote = RemoteEntry { writing: true, complete: None, ..remote };
-                    txn.put(&keys::remote(id, *ino), &remote.to_value());
+                    tables::REMOTE.put(txn, (id, *ino), &remote);
                 }
             }
             Ok(())

@@ -1,5 +1,6 @@
 //! The outcome of a call in place: a reply for when its commit is durable, or a wait.
 use super::Leader;
+use std::sync::Arc;
 use weir_env::BoxFuture;
 use weir_kv::CommitSeq;
 use weir_proto::{Error, Result, Wire};
@@ -41,18 +42,23 @@ impl Outcome {
 }
 
 /// A call that may wait for an event.
-pub fn waits<R, T, F>(request: Result<R>, serve: impl FnOnce(R) -> F) -> Outcome
+pub fn waits<R, T, F>(
+    leader: &Arc<Leader>,
+    request: Result<R>,
+    serve: impl FnOnce(Arc<Leader>, R) -> F,
+) -> Outcome
 where
     T: Wire,
     F: Future<Output = Result<T>> + Send + 'static,
 {
-    match request {
-        Ok(request) => {
-            let served = serve(request);
-            Outcome::Waits(Box::pin(async move { served.await.map(|body| Reply::new(&body)) }))
-        }
-        Err(e) => Outcome::refused(e),
-    }
+    let request = match request {
+        Ok(request) => request,
+        Err(e) => return Outcome::refused(e),
+    };
+    let (leader, serving) = (leader.clone(), serve(leader.clone(), request));
+    Outcome::Waits(Box::pin(async move {
+        serving.await.map_err(|e| leader.map_error(e)).map(|body| Reply::new(&body))
+    }))
 }
 
 pub fn reply(body: Vec<u8>) -> Reply {

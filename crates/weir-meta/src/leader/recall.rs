@@ -2,7 +2,6 @@
 //!
 //! `recalls` decides, `namespace::evict` keeps the records. Bytes are reported as online only when that is
 //! durable.
-use crate::leader::outcome::Outcome;
 use crate::leader::{Leader, State};
 use crate::namespace;
 use crate::namespace::evict::Handed;
@@ -12,8 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::recall::*;
-use weir_proto::{Error, InodeId, Request, Result, SessionId};
-use weir_rpc::{Call, Reply};
+use weir_proto::{Error, InodeId, Result, SessionId};
 use weir_watch::{Object, Reason};
 
 /// Read-ahead: this range after a reader's is recalled, too.
@@ -30,50 +28,7 @@ struct Away {
 }
 
 impl Leader {
-    pub(crate) fn handle_recall(self: &Arc<Self>, call: &Call) -> Outcome {
-        let deadline = call.deadline;
-        match call.method {
-            AwaitRecall::METHOD => {
-                let request = self.admitted::<AwaitRecall>(call, |r| r.session);
-                self.later(request, move |leader, r| await_recall(leader, r, deadline))
-            }
-            TakeRecalls::METHOD => {
-                self.later(call.decode(), move |leader, r| take_recalls(leader, r, deadline))
-            }
-            WantRecall::METHOD => Outcome::plain(
-                self.admitted::<WantRecall>(call, |r| r.session).and_then(|r| self.want_recall(&r)),
-            ),
-            RecallFailed::METHOD => Outcome::plain(call.decode().and_then(|r| self.recall_failed(&r))),
-            GetEviction::METHOD => Outcome::plain(
-                self.admitted::<GetEviction>(call, |r| r.session).and_then(|r| self.eviction(&r)),
-            ),
-            GetTierState::METHOD => Outcome::plain(
-                self.admitted::<GetTierState>(call, |r| r.session).and_then(|r| self.tier_state(&r)),
-            ),
-            _ => Outcome::refused(call.unknown()),
-        }
-    }
-
-    fn later<R: Request, F>(
-        self: &Arc<Self>,
-        request: Result<R>,
-        work: impl FnOnce(Arc<Leader>, R) -> F,
-    ) -> Outcome
-    where
-        F: Future<Output = Result<R::Reply>> + Send + 'static,
-    {
-        let request = match request {
-            Ok(request) => request,
-            Err(e) => return Outcome::refused(e),
-        };
-        let leader = self.clone();
-        let working = work(leader.clone(), request);
-        let mapped =
-            async move { working.await.map_err(|e| leader.map_error(e)).map(|reply| Reply::new(&reply)) };
-        Outcome::Waits(Box::pin(mapped))
-    }
-
-    fn want_recall(&self, r: &WantRecall) -> Result<()> {
+    pub(crate) fn want_recall(&self, r: &WantRecall) -> Result<()> {
         let leader = self;
         let mut state = leader.lock();
         note_contact(leader, &mut state, r.session)?;
@@ -81,7 +36,7 @@ impl Leader {
         leader.want(&mut state, r.ino, &away, false)
     }
 
-    fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
+    pub(crate) fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
         let leader = self;
         let mut state = leader.lock();
         note_contact(leader, &mut state, r.session)?;
@@ -91,7 +46,7 @@ impl Leader {
         if !state.mirrored.is_empty() { leader.relist_above(r.ino) } else { Ok(()) }
     }
 
-    fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
+    pub(crate) fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
         let leader = self;
         let mut state = leader.lock();
         note_contact(leader, &mut state, r.session)?;
@@ -217,7 +172,11 @@ fn until(leader: &Leader, deadline: Instant, wait_ms: u32) -> Instant {
     deadline.min(leader.env.clock.now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX))
 }
 
-async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) -> Result<RecallWaited> {
+pub(crate) async fn await_recall(
+    leader: Arc<Leader>,
+    r: AwaitRecall,
+    deadline: Instant,
+) -> Result<RecallWaited> {
     let until = until(&leader, deadline, r.wait_ms);
     let waits = leader.env.watch.wait(Reason::Recall, Object::new("inode", r.ino.0));
     let number = leader.lock().recalls.wait(r.ino, r.from, r.to);
@@ -261,7 +220,11 @@ async fn await_recall(leader: Arc<Leader>, r: AwaitRecall, deadline: Instant) ->
     }
 }
 
-async fn take_recalls(leader: Arc<Leader>, r: TakeRecalls, deadline: Instant) -> Result<RecallsTaken> {
+pub(crate) async fn take_recalls(
+    leader: Arc<Leader>,
+    r: TakeRecalls,
+    deadline: Instant,
+) -> Result<RecallsTaken> {
     let until = until(&leader, deadline, r.wait_ms);
     {
         let mut state = leader.lock();

@@ -1,10 +1,9 @@
 //! Relations as administrators see them: state, lag and backlog; and relations that were added or removed.
-use crate::keys;
 use crate::leader::Leader;
 use crate::namespace::{log, volume};
-use crate::record::Record;
 use crate::relation::record::{ConflictRecord, RelationRecord};
 use crate::relation::{changelog, listing, rules, store, tree};
+use crate::tables;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -12,7 +11,6 @@ use weir_env::Instant;
 use weir_proto::meta::Time;
 use weir_proto::relation::*;
 use weir_proto::{InodeId, Result, VolumeId};
-use weir_relation::dirty::DirtyRange;
 
 /// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;
@@ -148,31 +146,23 @@ impl Leader {
             }
             backlog.oldest_scan = listing::oldest_scan(read, id)?;
             backlog.bytes_per_s = rules::load(read, id)?.bytes_per_s;
-            let count = |letter: u8| -> Result<u64> {
-                let (start, end) = keys::range_of_short(letter, id.0);
-                Ok(store::collect(read, &start, &end, COUNTED_MAX, |_, _| Ok(()))?.len() as u64)
-            };
-            backlog.unseen = count(b'B')? + count(b'l')?;
-            let (start, end) = keys::range_of_short(b'P', id.0);
-            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
-                let dirty = DirtyRange::from_value(value, || format!("dirty bytes of {id}"))?;
+            backlog.unseen = tables::UNSEEN.under(id).collect(read, COUNTED_MAX, |_, _| ())?.len() as u64;
+            let not_enumerated = tables::NOT_ENUMERATED.under(id).collect(read, COUNTED_MAX, |_, _| ())?;
+            backlog.unseen += not_enumerated.len() as u64;
+            tables::DIRTY.under(id).collect(read, COUNTED_MAX, |_, dirty| {
                 backlog.bytes += dirty.len;
                 backlog.note(dirty.since);
-                Ok(())
             })?;
-            let (start, end) = keys::range_of_short(b'O', id.0);
-            store::collect(read, &start, &end, COUNTED_MAX, |_, value| {
+            tables::NAME_CHANGES.under(id).collect(read, COUNTED_MAX, |_, change| {
                 backlog.names += 1;
-                backlog.note(tree::load_change(value, 0)?.at);
-                Ok(())
+                backlog.note(change.at);
             })?;
-            let (start, end) = keys::range_of_short(b'a', id.0);
-            backlog.conflicts = store::collect(read, &start, &end, CONFLICTS_SHOWN, |key, value| {
-                let ino = InodeId(store::number_of(key)?);
-                Ok((ino, ConflictRecord::from_value(value, || format!("conflicts of {id}"))?))
-            })?;
+            let conflicts = tables::CONFLICTS.under(id);
+            backlog.conflicts =
+                conflicts.collect(read, CONFLICTS_SHOWN, |(_, ino), conflict| (ino, conflict))?;
             // A file that goes from a temporary name to its own one is not counted as a name.
-            let any = backlog.names + backlog.unseen + log_lag + count(b'm')? > 0;
+            let relocates = tables::RELOCATIONS.under(id).has_any(read)?;
+            let any = backlog.names + backlog.unseen + log_lag > 0 || relocates;
             backlog.done = !any && backlog.bytes == 0 && backlog.oldest.is_none();
             Ok(())
         })?;

@@ -1,4 +1,5 @@
-//! Sessions as administrators see them: the registered clients, their last message, and their holdings.
+//! Sessions and troubles as administrators see them: the registered clients, their last message, and their
+//! holdings; failing jobs, and the wait after a start.
 
 use crate::leader::Leader;
 use weir_proto::Result;
@@ -12,8 +13,13 @@ const SHOWN_MAX: usize = 20_000;
 const NAMED_MAX: usize = 3;
 
 impl Leader {
+    pub(crate) fn troubles(&self) -> Vec<NodeTrouble> {
+        let failing = self.failing.list(self.env.clock.now());
+        self.starting().into_iter().chain(failing).collect()
+    }
+
     /// After a start: the clients that have not returned, and for how long operations on their files wait.
-    pub(crate) fn starting(&self) -> Option<NodeTrouble> {
+    fn starting(&self) -> Option<NodeTrouble> {
         let (now, state) = (self.env.clock.now(), self.lock());
         let until = state.grace.until?;
         let is_waited_for = state.sessions.values().any(|s| s.connection.is_some());

@@ -2,12 +2,14 @@
 use super::outcome::Outcome;
 use super::{Leader, State, full_disk::until_space};
 use crate::holds::Holds;
-use crate::keys::{self, Sequence};
+use crate::keys::Sequence;
 use crate::lease::Opens;
 use crate::namespace::{self, create::next_number};
 use crate::quotas::Quotas;
-use crate::record::{Record, SessionRecord};
+use crate::record::SessionRecord;
 use crate::session::{self, Session};
+use crate::table::Present;
+use crate::tables;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -17,7 +19,7 @@ use weir_proto::meta::*;
 use weir_proto::quota::ReclaimSpace;
 use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, InodeId, NamespaceId, Result, SessionId};
-use weir_rpc::{Call, Connection, Reply};
+use weir_rpc::{Connection, Reply};
 
 /// After a connection ended it is checked whether the client's process is gone.
 const END_DEAD_AFTER: [Duration; 4] = [
@@ -58,8 +60,8 @@ impl Leader {
         let holds = if (leader.config.records_holds)() { Holds::nothing() } else { Holds::Anything };
         let seq = leader.kv.transact(&mut |txn| {
             id = session_id(leader.config.namespace, next_number(txn, Sequence::Session)?)?;
-            txn.put(&keys::session(id), &record.to_value());
-            holds.to_value().inspect(|value| txn.put(&keys::holds(id), value));
+            tables::SESSIONS.put(txn, id, &record);
+            holds.record().inspect(|record| tables::HOLDS.put(txn, id, record));
             Ok(())
         })?;
         state.newest = state.newest.max(seq);
@@ -117,7 +119,7 @@ impl Leader {
             let leases = cx.rules.leases;
             let is_kept = |ino: &&InodeId| leases.is_orphan(**ino) && leases.is_open_by(r.session, **ino);
             for ino in held.keys().filter(is_kept) {
-                cx.txn.put(&keys::held(*ino, r.session), &[]);
+                tables::HELD.put(cx.txn, (*ino, r.session), &Present);
             }
             for ino in session::held_by(&*cx.txn, r.session)? {
                 if !cx.rules.leases.is_open_by(r.session, ino) {
@@ -150,11 +152,8 @@ impl Leader {
     }
 
     /// A client that reads after the answer waits for that map.
-    pub fn note_map(self: &Arc<Self>, call: &Call) -> Outcome {
-        let (leader, r) = match call.decode::<NoteMap>() {
-            Ok(r) => (self.clone(), r),
-            Err(e) => return Outcome::refused(e),
-        };
+    pub fn note_map(self: &Arc<Self>, r: NoteMap) -> Outcome {
+        let leader = self.clone();
         let noted = move |leader: &Leader| {
             leader.lock().session(r.session)?;
             leader.note_written_under(r.map_version);
@@ -240,7 +239,7 @@ impl Leader {
         let (mut exists, mut block) = (false, None);
         self.kv.read(&mut |read| {
             inode = namespace::find_inode(read, lease.ino)?;
-            exists = inode.is_some() || read.get(&keys::access(lease.ino))?.is_some();
+            exists = inode.is_some() || tables::ACCESS.has(read, lease.ino)?;
             block = namespace::births::find_block(read, session, lease.ino)?;
             Ok(())
         })?;

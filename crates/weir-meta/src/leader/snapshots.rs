@@ -19,14 +19,11 @@ use weir_rpc::{Call, Connection, Payload, Reply};
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 impl Leader {
-    pub fn take_snapshot(self: &Arc<Self>, request: Result<SnapshotTake>, call: &Call) -> Outcome {
+    pub fn take_snapshot(self: &Arc<Self>, r: SnapshotTake, call: &Call) -> Outcome {
         let (leader, deadline, on) = (self.clone(), call.deadline, call.connection.clone());
-        match request {
-            Ok(r) => Outcome::Waits(Box::pin(async move {
-                leader.take_snapshot_now(r, deadline, on).await.map_err(|e| leader.map_error(e))
-            })),
-            Err(e) => Outcome::refused(e),
-        }
+        Outcome::Waits(Box::pin(async move {
+            leader.take_snapshot_now(r, deadline, on).await.map_err(|e| leader.map_error(e))
+        }))
     }
 
     async fn take_snapshot_now(

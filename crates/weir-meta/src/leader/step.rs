@@ -3,7 +3,7 @@
 use super::state::Parked;
 use super::{Leader, NO_SESSION};
 use crate::namespace::Cx;
-use crate::obstacle::Obstacles;
+use crate::obstacle::{Attempt, Halt, Obstacles};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_proto::Result;
@@ -15,24 +15,26 @@ impl Leader {
     /// A change of the leader itself, as soon as no client's lease obstacles.
     pub async fn step<T: Default>(
         self: &Arc<Self>,
-        change: &mut (dyn FnMut(&mut Cx<'_>) -> Result<T> + Send),
+        change: &mut (dyn FnMut(&mut Cx<'_>) -> Attempt<T> + Send),
     ) -> Result<T> {
         let mut waiting = Waiting { leader: self, parked: Parked::default() };
         loop {
             let (mut done, mut obstacles) = (T::default(), Obstacles::default());
-            let (step, wait, newest) = {
+            let (wait, newest) = {
                 let mut state = self.lock();
                 state.unpark(&mut waiting.parked);
                 let step = self.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
                     done = change(cx)?;
                     Ok(())
                 });
-                let wait =
-                    (!obstacles.is_empty()).then(|| state.park(NO_SESSION, &obstacles, &mut waiting.parked));
-                (step, wait, state.newest)
+                let step = match step {
+                    Ok(()) => None,
+                    Err(Halt::Blocked) => Some(state.park(NO_SESSION, &obstacles, &mut waiting.parked)),
+                    Err(Halt::Failed(e)) => return Err(e),
+                };
+                (step, state.newest)
             };
             let Some(wait) = wait else {
-                step?;
                 // Few changes are not durable, and callers that wait for the journal come in between.
                 self.durable(newest).await?;
                 return Ok(done);

@@ -25,6 +25,7 @@ pub struct Names {
 
 impl Names {
     fn begin(&mut self, session: SessionId, dir: InodeId, numbers: Numbers) {
+        assert!(numbers.next <= numbers.end, "directory {dir}: numbers end before they begin: {numbers:?}");
         self.held.insert(dir, (session, numbers));
         if let Some(ended) = self.ended.get_mut(&session) {
             ended.retain(|other| *other != dir);

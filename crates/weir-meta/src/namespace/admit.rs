@@ -7,10 +7,8 @@ use super::usage::is_within;
 use super::*;
 use crate::access::Mount;
 use crate::reach::{Place, Reach, Reaches};
-use crate::record::VolumeRecord;
 use crate::witness::Found;
 use std::sync::Arc;
-use weir_kv::Scan;
 use weir_proto::access::Grant;
 use weir_trust::rules::Decision;
 
@@ -82,20 +80,8 @@ impl Gate<'_> {
         if volume::load(self.read, id)?.root == ino {
             return Ok(true);
         }
-        let (mut all, mut bad) = (Vec::new(), None);
-        let (start, end) = keys::range_of_letter(b'v');
-        self.read.scan(&start, &end, &mut |key, value| {
-            match VolumeRecord::from_value(value, || "a volume".to_owned()) {
-                Ok(record) if !record.deleting => all.push((volume::id_of(key), record.root)),
-                Ok(_) => {}
-                Err(e) => bad = Some(e),
-            }
-            Scan::More
-        })?;
-        if let Some(e) = bad {
-            return Err(e);
-        }
-        for (other, root) in all {
+        let all = tables::VOLUMES.all().collect(self.read, usize::MAX, |id, record| (id, record))?;
+        for (other, root) in all.into_iter().filter(|(_, v)| !v.deleting).map(|(id, v)| (id, v.root)) {
             if self.decision(other)?.grant != Grant::Refused && is_within(self.read, root, ino)? {
                 return Ok(true);
             }

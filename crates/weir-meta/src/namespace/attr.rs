@@ -1,14 +1,12 @@
 //! Attributes: what `stat` shows, and setattr with truncation.
-use super::charge::Charge;
 use super::gate::{ChangeableInode, Changed};
 use super::*;
 use bytes::Bytes;
 use weir_proto::meta::{self, ACCESSES_MAX, FILE_BYTES_MAX, INLINE_MAX, LinkTarget, LookedUp, SetAttr};
+use weir_proto::posix::{Change, MayWrite, Refused};
 use weir_proto::relation::What;
 
-const SET_UID: u32 = 0o4000;
-
-pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
+pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Attempt<LookedUp> {
     check_name(&r.name)?;
     let access = load_access(view.read, r.parent)?;
     require(view.read, &r.cred, &access, r.parent, SEARCH)?;
@@ -22,23 +20,23 @@ pub fn lookup(view: &mut View<'_>, r: &meta::Lookup) -> Result<LookedUp> {
     Ok(LookedUp { entry: Some(entry), parent_lease: nothing() })
 }
 
-pub fn getattr(view: &mut View<'_>, ino: InodeId) -> Result<Entry> {
+pub fn getattr(view: &mut View<'_>, ino: InodeId) -> Attempt<Entry> {
     view.need(ino, Need::GetAttr);
     view.clear()?;
-    entry(view.read, view.rules, ino)
+    Ok(entry(view.read, view.rules, ino)?)
 }
 
 pub fn readlink(view: &mut View<'_>, ino: InodeId) -> Result<LinkTarget> {
     if load_file(view.read, ino)?.kind != FileKind::Symlink {
         return Err(Error::invalid(format!("inode {ino} is not a symbolic link")));
     }
-    let target = view.read.get(&keys::data(ino))?;
+    let target = tables::DATA.get(view.read, ino)?;
     let target =
         target.ok_or_else(|| Error::damaged(format!("the target of symbolic link {ino} is lost")))?;
     Ok(LinkTarget { target: Bytes::from(target) })
 }
 
-pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
+pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Attempt<Entry> {
     let changeable = cx.inode_to_change(r.ino)?;
     match find_inode(cx.read(), r.ino)? {
         Some(inode) => set_file(cx, r, changeable, inode),
@@ -46,15 +44,15 @@ pub fn setattr(cx: &mut Cx<'_>, r: &SetAttr) -> Result<Entry> {
     }
 }
 
-fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode: Inode) -> Result<Entry> {
-    let owner = check_set(cx, r, inode.uid, inode.gid, inode.mode)?;
+fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode: Inode) -> Attempt<Entry> {
+    let change = permitted_change(cx, r, inode.owned())?;
     if let Some(size) = r.size {
         check_size(r.ino, &inode, size)?;
     }
     let needs = [Need::Change, Need::AppendToken];
     let own = changeable.revoke(cx, if r.size.is_some() { &needs } else { &needs[..1] })?;
     let before = inode.clone();
-    (inode.mode, inode.uid, inode.gid) = owner.apply(r, (inode.mode, inode.uid, inode.gid), false);
+    inode.set_owned(before.owned().changed(&r.cred, &change, false));
     cx.require_owner(&r.cred, r.ino, &before, &inode)?;
     if r.mode.is_some() {
         cx.set_acl_mode(r.ino, inode.mode)?;
@@ -66,22 +64,23 @@ fn set_file(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode, mut inode
     inode.mtime = r.mtime.unwrap_or(inode.mtime);
     inode.ctime = cx.rules.after(inode.ctime);
     let has_attributes = r.mode.or(r.uid).or(r.gid).is_some() || r.atime.or(r.mtime).is_some();
-    own.put_file(cx, &inode, if has_attributes { Changed::Attributes } else { Changed::Nothing })
+    Ok(own.put_file(cx, &inode, if has_attributes { Changed::Attributes } else { Changed::Nothing })?)
 }
 
-fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> Result<Entry> {
+fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> Attempt<Entry> {
     let mut access = load_access(cx.read(), r.ino)?;
     let mut tally = load_tally(cx.read(), r.ino)?;
     if r.size.is_some() {
         return Err(Error::name(
             NameRule::IsDirectory,
             format!("inode {} is a directory: it has no size", r.ino),
-        ));
+        )
+        .into());
     }
-    let owner = check_set(cx, r, access.uid, access.gid, access.mode)?;
+    let change = permitted_change(cx, r, access.owned())?;
     let own = changeable.revoke(cx, &[Need::Change])?;
     let before = access;
-    (access.mode, access.uid, access.gid) = owner.apply(r, (access.mode, access.uid, access.gid), true);
+    access.set_owned(before.owned().changed(&r.cred, &change, true));
     cx.require_directory_owner(&r.cred, &before, &access)?;
     if r.mode.is_some() {
         cx.set_acl_mode(r.ino, access.mode)?;
@@ -89,7 +88,7 @@ fn set_directory(cx: &mut Cx<'_>, r: &SetAttr, changeable: ChangeableInode) -> R
     access.atime = r.atime.unwrap_or(access.atime);
     tally.mtime = r.mtime.unwrap_or(tally.mtime);
     tally.ctime = cx.rules.after(tally.ctime);
-    own.put_directory(cx, &access, &tally)
+    Ok(own.put_directory(cx, &access, &tally)?)
 }
 
 /// Sets access times after reads. Nothing else changes, so no lease conflicts: a client that caches
@@ -123,68 +122,29 @@ pub fn note_access(cx: &mut Cx<'_>, r: &meta::NoteAccess) -> Result<()> {
     Ok(())
 }
 
-/// The relation of the caller to the inode.
-struct Claim {
-    root: bool,
-    /// A member of the group that the inode will have.
-    member: bool,
-    /// A member of its present group.
-    was_member: bool,
-}
-
-impl Claim {
-    /// Mode, owner and group after the request.
-    fn apply(&self, r: &SetAttr, (mode, uid, gid): (u32, u32, u32), directory: bool) -> (u32, u32, u32) {
-        let mut new_mode = r.mode.map_or(mode, |m| m & MODE_BITS | mode & !MODE_BITS);
-        if r.mode.is_some() && !self.root && !self.member {
-            new_mode &= !SET_GID;
-        }
-        // A change of owner, even by the superuser, removes the setuid and setgid bits.
-        if (r.uid.is_some() || r.gid.is_some()) && !directory && r.mode.is_none() {
-            let runs_as_group = new_mode & 0o010 != 0 || !(self.root || self.was_member);
-            new_mode &= !SET_UID & if runs_as_group { !SET_GID } else { !0 };
-        }
-        (new_mode, r.uid.unwrap_or(uid), r.gid.unwrap_or(gid))
-    }
-}
-
-fn check_set(cx: &Cx<'_>, r: &SetAttr, uid: u32, gid: u32, mode: u32) -> Result<Claim> {
-    let (root, owner) = (r.cred.uid == 0, r.cred.uid == uid);
-    let writes = allows(cx.read(), &r.cred, r.ino, (mode, uid, gid), WRITE)?;
-    let refuse = |what: &str| {
-        Err(Error::name(
-            NameRule::NotOwner,
-            format!("user {} may not change the {what} of inode {}", r.cred.uid, r.ino),
-        ))
+/// The change that a user asks for, if it may be made.
+fn permitted_change(cx: &Cx<'_>, r: &SetAttr, of: Owned) -> Result<Change> {
+    let may_write = if allows(cx.read(), &r.cred, r.ino, of, WRITE)? {
+        MayWrite::ByPermission
+    } else if cx.rules.leases.may_write(cx.rules.session, r.ino) {
+        MayWrite::ByOpen
+    } else {
+        MayWrite::No
     };
-    let may_write = writes || cx.rules.leases.may_write(cx.rules.session, r.ino);
-    let may_set_mode = root || owner || may_write && only_drops_privileges(r, mode);
-    if r.mode.is_some() && !may_set_mode {
-        return refuse("mode");
-    }
-    if r.uid.is_some_and(|new| new != uid || !owner) && !root {
-        return refuse("owner");
-    }
-    if r.gid.is_some_and(|new| !owner || (new != gid && !r.cred.is_member(new))) && !root {
-        return refuse("group");
-    }
-    if (r.atime.is_some() || r.mtime.is_some()) && !root && !owner && !writes && r.size.is_none() {
-        return refuse("times");
-    }
-    // A file that is open for writing may be truncated even if its mode forbids it now.
-    if r.size.is_some() && !may_write {
-        return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
-    }
-    let member = r.cred.is_member(r.gid.unwrap_or(gid));
-    Ok(Claim { root, member, was_member: r.cred.is_member(gid) })
-}
-
-/// A user who may change the data removes the setuid and setgid bits with a change.
-fn only_drops_privileges(r: &SetAttr, mode: u32) -> bool {
-    let nothing_else = r.uid.or(r.gid).is_none() && r.size.is_none() && r.atime.or(r.mtime).is_none();
-    let kept = mode & MODE_BITS & !(SET_UID | SET_GID);
-    let drops = |new: u32| new & MODE_BITS & !(mode & (SET_UID | SET_GID)) == kept;
-    nothing_else && r.mode.is_some_and(drops)
+    let times = r.atime.or(r.mtime).is_some();
+    let change = Change { mode: r.mode, uid: r.uid, gid: r.gid, times, size: r.size.is_some() };
+    let refused = match of.check(&r.cred, &change, may_write) {
+        Ok(()) => return Ok(change),
+        Err(Refused::Size) => {
+            return Err(Error::denied(format!("user {} may not write inode {}", r.cred.uid, r.ino)));
+        }
+        Err(Refused::Mode) => "mode",
+        Err(Refused::Owner) => "owner",
+        Err(Refused::Group) => "group",
+        Err(Refused::Times) => "times",
+    };
+    let why = format!("user {} may not change the {refused} of inode {}", r.cred.uid, r.ino);
+    Err(Error::name(NameRule::NotOwner, why))
 }
 
 fn check_size(ino: InodeId, inode: &Inode, size: u64) -> Result<()> {
@@ -206,7 +166,7 @@ impl Cx<'_> {
         if size < inode.size {
             self.leave_snapshots(ino, inode)?;
             // Other clients' writes in flight are for a size that is void.
-            inode.writing.token_epoch = super::open::next_truncation(inode.writing.token_epoch);
+            inode.writing.token_epoch = super::writer::next_truncation(inode.writing.token_epoch);
             if !self.truncate_inline(ino, size)? {
                 inode.writing.data_end = inode.writing.data_end.max(inode.size);
             }
@@ -230,29 +190,19 @@ impl Cx<'_> {
             && let Some(mut acl) = find_acl(self.read(), ino, acl::ACCESS)?
         {
             acl.set_mode(mode);
-            self.txn.put(&keys::xattr(ino, acl::ACCESS), &acl.to_value());
+            tables::XATTRS.put_bytes(self.txn, (ino, acl::ACCESS), &acl.to_value());
         }
         Ok(())
     }
 
     /// Truncates inline data; false if there is none.
     fn truncate_inline(&mut self, ino: InodeId, size: u64) -> Result<bool> {
-        let Some(data) = self.txn.get(&keys::data(ino))? else { return Ok(false) };
+        let Some(data) = tables::DATA.get(self.read(), ino)? else { return Ok(false) };
         if size == 0 {
-            self.txn.delete(&keys::data(ino));
+            tables::DATA.delete(self.txn, ino);
         } else if (size as usize) < data.len() && size <= INLINE_MAX as u64 {
-            self.txn.put(&keys::data(ino), &data[..size as usize]);
+            tables::DATA.put_bytes(self.txn, ino, &data[..size as usize]);
         }
         Ok(true)
-    }
-
-    /// Changes the file's charge.
-    pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
-        let before = Charge::space(inode);
-        (inode.allocated, inode.evicted) = (allocated, evicted);
-        if inode.nlink > 0 {
-            self.charge(inode.parent, Charge::space(inode).and(before.back()))?;
-        }
-        Ok(())
     }
 }

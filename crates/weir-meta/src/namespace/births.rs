@@ -5,18 +5,20 @@
 //! on names permits is not refused later: limits and access control lists are checked when the names are
 //! granted, unused numbers count under limits of inodes, and a change of these revokes the lease first.
 use super::charge::Charge;
-use super::create::{Birth, Permissions, SERIAL_NUMBERS};
+use super::create::{Birth, SERIAL_NUMBERS};
 use super::gate::OwnDir;
 use super::*;
-use crate::keys::Sequence;
+use crate::keys::{Letter, Sequence};
 use crate::lease::Numbers;
 use crate::record::unknown_version;
+use crate::table::Table;
 use bytes::Bytes;
 use weir_proto::births::{
     self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames,
     MadeWithNames, MkdirWithNames, NUMBERS_MAX, NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::{INLINE_MAX, Made, Mkdir};
+use weir_proto::posix::{Change, Inherited, MayWrite};
 use weir_proto::quota::Account;
 use weir_proto::relation::What;
 use weir_proto::{Reader, Wire, wire_struct};
@@ -62,17 +64,24 @@ impl NumberBlock {
     }
 }
 
+const NUMBERS: Table<(SessionId, InodeId), NumberBlock> =
+    Table::new(Letter::Numbers, "the numbers of session");
+
+/// A session has no numbers any more.
+pub fn forget_numbers(txn: &mut dyn Txn, session: SessionId) -> Result<()> {
+    NUMBERS.under(session).delete_all(txn)
+}
+
 /// A session's remaining numbers in a directory.
 pub fn find_block(read: &dyn Read, session: SessionId, dir: InodeId) -> Result<Option<NumberBlock>> {
-    let value = read.get(&keys::numbers(session, dir))?;
-    value.map(|v| NumberBlock::from_value(&v, || format!("numbers of directory {dir}"))).transpose()
+    NUMBERS.get(read, (session, dir))
 }
 
 pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     let access = load_access(cx.read(), r.dir)?;
     cx.require_own(access.volume)?;
     for dir in cx.rules.leases.ended_names(cx.rules.session) {
-        cx.txn.delete(&keys::numbers(cx.rules.session, *dir));
+        NUMBERS.delete(cx.txn, (cx.rules.session, *dir));
     }
     let mut tally = load_tally(cx.read(), r.dir)?;
     let entry = unleased(directory_attr(r.dir, &access, &tally));
@@ -96,16 +105,17 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     }
     let first = InodeId((tally.serial << 24) | u64::from(tally.next_n));
     tally.next_n += numbers;
+    assert!(tally.next_n <= SERIAL_NUMBERS, "{numbers} numbers end past the range of a serial");
     cx.put_tally(r.dir, &tally);
     let layout = policy.layout(0);
     let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout, account };
-    cx.txn.put(&keys::numbers(cx.rules.session, r.dir), &block.to_value());
+    NUMBERS.put(cx.txn, (cx.rules.session, r.dir), &block);
     let limits_bytes = account != Account::NONE && quotas.limits_account(account);
     Ok(NamesLeased { first, numbers, layout: Some(layout), account, limits_bytes, ..refused })
 }
 
 /// A directory whose maker has its names from its first moment: no other client has seen it.
-pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Result<MadeWithNames> {
+pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Attempt<MadeWithNames> {
     let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.name.clone());
     let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode, umask: r.umask };
     let Made { entry, parent_attr, parent_lease } = super::create::mkdir(cx, &mkdir)?;
@@ -116,7 +126,7 @@ pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Result<MadeWithN
     Ok(MadeWithNames { names, parent_attr, parent_lease })
 }
 
-pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
+pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
     let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
     check_batch(r.births.len(), r.births.iter().map(bytes).sum())?;
     let (dir, session) = (cx.names_of_batch(r.dir, &r.cred)?, cx.rules.session);
@@ -128,12 +138,12 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Result<CreatedMany> {
         charge = charge.and(cx.bear(&mut birth, &mut block, &r.cred, born)?);
     }
     cx.put_tally(r.dir, &birth.tally);
-    cx.txn.put(&keys::numbers(session, r.dir), &block.to_value());
+    NUMBERS.put(cx.txn, (session, r.dir), &block);
     cx.charge(r.dir, charge)?;
     Ok(CreatedMany { parent_attr: directory_attr(r.dir, &birth.access, &birth.tally) })
 }
 
-pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
+pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Attempt<RemovedMany> {
     check_batch(r.removals.len(), r.removals.iter().map(|removal| removal.name.len()).sum())?;
     let dir = cx.names_of_batch(r.dir, &r.cred)?;
     for removal in &r.removals {
@@ -144,7 +154,8 @@ pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Result<RemovedMany> {
                 show(&removal.name),
                 r.dir,
                 removal.ino
-            )));
+            ))
+            .into());
         }
         cx.require_removable(&r.cred, dir.access(), &link)?;
         cx.need(link.ino, Need::Change);
@@ -172,14 +183,9 @@ fn check_batch(files: usize, bytes: usize) -> Result<()> {
 
 impl Cx<'_> {
     /// The directory of a batch: its session has the names there, and its user may change them.
-    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Result<OwnDir> {
-        let session = self.rules.session;
-        if self.rules.leases.held(session, dir) != LeaseKind::Write {
-            return Err(Error::stale(format!(
-                "session {session} does not have the names of directory {dir} to itself (any more)"
-            )));
-        }
-        Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held())
+    fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Attempt<OwnDir> {
+        let names = self.held_names(dir)?;
+        Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held(&names))
     }
 
     /// Where files go that a client creates locally; `None`: it has to ask for each.
@@ -197,7 +203,7 @@ impl Cx<'_> {
     /// Whose limits new files of the directory count under; `Account::NONE`: no limit applies to them.
     fn limited_account(&self, r: &LeaseNames, access: &Access) -> Account {
         let (quotas, volume) = (self.rules.quotas, access.volume);
-        let gid = if access.mode & SET_GID != 0 { access.gid } else { r.gid };
+        let gid = access.owned().gid_of_new(r.gid);
         let is_limited = quotas.is_limited(volume) || quotas.owners.concern(volume);
         if is_limited { Account { volume, uid: r.uid, gid } } else { Account::NONE }
     }
@@ -222,6 +228,7 @@ impl Cx<'_> {
             )));
         }
         block.next = InodeId(born.ino.0 + 1);
+        assert!(block.next <= block.end, "number {} is past the end of its block", born.ino);
         if find_link(self.read(), birth.dir, &born.name)?.is_some() {
             return Err(Error::exists(format!(
                 "{:?} is in directory {} already",
@@ -229,8 +236,8 @@ impl Cx<'_> {
                 birth.dir
             )));
         }
-        let permissions = Permissions::of_mode(born.mode);
-        let mut inode = self.newborn(birth, cred, FileKind::Regular, &permissions);
+        let inherited = Inherited::of_mode(born.mode);
+        let mut inode = self.newborn(birth, cred, FileKind::Regular, &inherited);
         let at = self.rules.near(born.at);
         (inode.atime, inode.mtime) = (born.atime, born.mtime);
         (inode.ctime, inode.btime) = (self.rules.near(born.ctime), at);
@@ -268,7 +275,7 @@ impl Cx<'_> {
                 show(&born.name)
             )));
         }
-        self.txn.put(&keys::data(born.ino), content);
+        tables::DATA.put_bytes(self.txn, born.ino, content);
         (inode.size, inode.allocated) = (content.len() as u64, content.len() as u64);
         inode.data_version += 1;
         Ok(())
@@ -293,9 +300,8 @@ fn require_account(inode: &Inode, account: Account, born: &births::Birth) -> Res
 
 /// Sets owner and group: those that `chown` of the user may have set since the create.
 fn set_owner(inode: &mut Inode, cred: &Cred, born: &births::Birth) -> Result<()> {
-    let may_change_owner =
-        cred.uid == 0 || born.uid == cred.uid && (born.gid == inode.gid || cred.is_member(born.gid));
-    if !may_change_owner {
+    let change = Change { uid: Some(born.uid), gid: Some(born.gid), ..Change::default() };
+    if inode.owned().check(cred, &change, MayWrite::No).is_err() {
         return Err(Error::name(
             NameRule::NotOwner,
             format!(

@@ -14,28 +14,22 @@ pub mod list;
 
 use super::keeper::Snapshots;
 use super::*;
-use crate::record::CloneRecord;
-use weir_kv::Scan;
+use crate::record::{CloneRecord, NotEnumeratedRecord};
+use crate::table::Span;
 
 /// Not the number of a directory: the record of the clone itself.
 const ITSELF: InodeId = InodeId(0);
 
 pub fn find(read: &dyn Read, volume: VolumeId) -> Result<Option<CloneRecord>> {
-    let value = read.get(&keys::clone(volume, ITSELF))?;
-    value.map(|v| CloneRecord::from_value(&v, || format!("clone {volume}"))).transpose()
+    tables::CLONES.get(read, (volume, ITSELF))
 }
 
 /// All volumes that are clones.
 pub fn all(read: &dyn Read) -> Result<Vec<(VolumeId, CloneRecord)>> {
     let (mut found, mut next) = (Vec::new(), VolumeId(0));
     loop {
-        let mut key = None;
-        read.scan(&keys::clone(next, ITSELF), b"z", &mut |k, _| {
-            key = Some(k.to_vec());
-            Scan::Stop
-        })?;
-        let volume = key.as_deref().and_then(|k| k.get(1..5)?.try_into().ok()).map(u32::from_be_bytes);
-        let Some(volume) = volume.map(VolumeId) else { return Ok(found) };
+        let volume = tables::CLONES.from(All, (next, ITSELF)).keys(read, 1, |(volume, _)| volume)?.pop();
+        let Some(volume) = volume else { return Ok(found) };
         if let Some(record) = find(read, volume)? {
             found.push((volume, record));
         }
@@ -54,15 +48,14 @@ pub fn note_all(read: &dyn Read, snapshots: &mut Snapshots) -> Result<()> {
     Ok(())
 }
 
+/// The records of directories, without that of the clone itself.
+fn directories(volume: VolumeId) -> Span<(VolumeId, InodeId), NotEnumeratedRecord> {
+    tables::CLONE_DIRS.from(volume, (volume, InodeId(1)))
+}
+
 /// Some directories of a clone that are not enumerated yet.
 fn not_enumerated(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<InodeId>> {
-    let mut found = Vec::new();
-    let (_, end) = keys::range_of_short(b'y', volume.0);
-    read.scan(&keys::clone(volume, InodeId(1)), &end, &mut |key, _| {
-        found.extend(keys::long_number(key).map(InodeId));
-        if found.len() < limit { Scan::More } else { Scan::Stop }
-    })?;
-    Ok(found)
+    directories(volume).keys(read, limit, |(_, dir)| dir)
 }
 
 /// The next step: a clone, and a directory of it that is not among `but`; without one, all are enumerated.
@@ -86,7 +79,7 @@ pub fn next_step(
 /// The volume of a directory of a clone that is not enumerated yet.
 pub fn volume_not_enumerated(read: &dyn Read, dir: InodeId) -> Result<Option<VolumeId>> {
     let Some(access) = find_access(read, dir)? else { return Ok(None) };
-    Ok(read.get(&keys::clone(access.volume, dir))?.map(|_| access.volume))
+    Ok(tables::CLONE_DIRS.has(read, (access.volume, dir))?.then_some(access.volume))
 }
 pub fn is_not_enumerated(read: &dyn Read, dir: InodeId) -> Result<bool> {
     volume_not_enumerated(read, dir).map(|volume| volume.is_some())

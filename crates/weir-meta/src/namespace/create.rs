@@ -1,11 +1,13 @@
 //! New names: create, mkdir, symlink, mknod, link.
 use super::charge::Charge;
 use super::gate::{OwnDir, WritableDir};
+use super::writer::place;
 use super::*;
 use crate::keys::Sequence;
 use crate::record::{Listed, NEVER_NAMED, Writing};
 use bytes::Bytes;
 use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
+use weir_proto::posix::Inherited;
 use weir_proto::quota::Account;
 use weir_proto::relation::What;
 
@@ -30,8 +32,8 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         next_n: ROOT_N + 1,
         next_cookie: 1,
     };
-    txn.put(&keys::access(InodeId::ROOT), &access.to_value());
-    txn.put(&keys::tally(InodeId::ROOT), &tally.to_value());
+    tables::ACCESS.put(txn, InodeId::ROOT, &access);
+    tables::TALLIES.put(txn, InodeId::ROOT, &tally);
     txn.max(&keys::sequence(Sequence::DirectorySerial), 2);
     volume::make_root(txn, now);
 }
@@ -45,26 +47,16 @@ pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
     Ok(number)
 }
 
-/// The permissions of a new file or directory, and its lists.
-pub(super) struct Permissions {
-    mode: u32,
-    access: Option<Vec<u8>>,
-    /// The default list of a new directory.
-    default: Option<Vec<u8>>,
+/// The mode of a new inode's record.
+fn recorded_mode(inherited: &Inherited) -> u32 {
+    let has_list = inherited.access.is_some() || inherited.default.is_some();
+    inherited.mode | if has_list { HAS_ACL } else { 0 }
 }
 
-impl Permissions {
-    pub(super) fn of_mode(mode: u32) -> Permissions {
-        Permissions { mode: mode & MODE_BITS, access: None, default: None }
-    }
-    fn has_acl(&self) -> u32 {
-        if self.access.is_some() || self.default.is_some() { HAS_ACL } else { 0 }
-    }
-    fn store(self, cx: &mut Cx<'_>, ino: InodeId) {
-        for (kind, value) in [(acl::ACCESS, self.access), (acl::DEFAULT, self.default)] {
-            if let Some(value) = value {
-                cx.txn.put(&keys::xattr(ino, kind), &value);
-            }
+fn store_lists(cx: &mut Cx<'_>, ino: InodeId, inherited: &Inherited) {
+    for (kind, list) in [(acl::ACCESS, &inherited.access), (acl::DEFAULT, &inherited.default)] {
+        if let Some(list) = list {
+            tables::XATTRS.put_bytes(cx.txn, (ino, kind), &list.to_value());
         }
     }
 }
@@ -79,8 +71,8 @@ pub(super) struct Birth {
 impl Birth {
     /// Whom a new inode of this user is charged to.
     fn account(&self, cred: &Cred) -> Account {
-        let Access { mode, gid, volume, .. } = self.access;
-        Account { volume, uid: cred.uid, gid: if mode & SET_GID != 0 { gid } else { cred.gid } }
+        let Access { volume, .. } = self.access;
+        Account { volume, uid: cred.uid, gid: self.access.owned().gid_of_new(cred.gid) }
     }
     pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<Birth> {
         let tally = load_tally(cx.read(), dir.ino())?;
@@ -95,30 +87,23 @@ impl Birth {
 
 impl Cx<'_> {
     /// Checks that `name` can be made in `parent` and that no lease conflicts.
-    fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Birth> {
+    fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Attempt<Birth> {
         check_name(name)?;
         let dir = self.dir_to_search(cred, parent)?;
         if dir.find(self, name)?.is_some() {
-            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))));
+            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))).into());
         }
         let dir = dir.for_change(self)?.revoke(self, &[])?;
-        Birth::of(self, dir)
+        Ok(Birth::of(self, dir)?)
     }
 
-    /// The permissions of a new file: from the directory's default list if it has one, otherwise the mode
-    /// without the umask.
-    fn permissions(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Permissions> {
+    /// Mode and lists of a new inode.
+    fn inherited(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Inherited> {
         let default = match birth.access.mode & HAS_ACL {
             0 => None,
             _ => find_acl(self.read(), birth.dir, acl::DEFAULT)?,
         };
-        let Some(default) = default else { return Ok(Permissions::of_mode(mode & !umask)) };
-        let access = default.for_birth(mode);
-        Ok(Permissions {
-            mode: mode & MODE_BITS & !0o777 | access.mode(),
-            access: (!access.is_mode()).then(|| access.to_value()),
-            default: is_directory.then(|| default.to_value()),
-        })
+        Ok(Inherited::new(default, mode, umask, is_directory))
     }
 
     pub(super) fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
@@ -127,6 +112,7 @@ impl Cx<'_> {
             tally.next_n = 0;
         }
         let n = tally.next_n;
+        assert!(n < SERIAL_NUMBERS, "number {n} is past the range of serial {}", tally.serial);
         tally.next_n += 1;
         Ok(InodeId((tally.serial << 24) | u64::from(n)))
     }
@@ -139,31 +125,26 @@ impl Cx<'_> {
         ino: InodeId,
         kind: FileKind,
     ) -> u64 {
+        assert!(check_name(name).is_ok(), "{:?} was not checked before it is made in {dir}", show(name));
         let cookie = tally.next_cookie;
         tally.next_cookie += 1;
         tally.entries += 1;
         tally.subdirectories += u64::from(kind == FileKind::Directory);
         tally.mtime = self.rules.now;
         tally.ctime = self.rules.after(tally.ctime);
-        self.txn.put(&keys::name(dir, name), &Link { ino, kind, cookie }.to_value());
+        tables::NAMES.put(self.txn, (dir, name), &Link { ino, kind, cookie });
         let listed = Listed { ino, kind, name: Bytes::copy_from_slice(name) };
-        self.txn.put(&keys::listed(dir, cookie), &listed.to_value());
+        tables::LISTED.put(self.txn, (dir, cookie), &listed);
         cookie
     }
 
     /// A new inode that is not a directory, without a name yet.
-    pub(super) fn newborn(
-        &self,
-        birth: &Birth,
-        cred: &Cred,
-        kind: FileKind,
-        permissions: &Permissions,
-    ) -> Inode {
+    pub(super) fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, inherited: &Inherited) -> Inode {
         let now = self.rules.now;
-        let Account { uid, gid, .. } = birth.account(cred);
+        let Owned { mode, uid, gid } = birth.access.owned().new_inode(cred, recorded_mode(inherited), false);
         Inode {
             kind,
-            mode: permissions.mode | permissions.has_acl(),
+            mode,
             uid,
             gid,
             nlink: 1,
@@ -195,7 +176,7 @@ impl Cx<'_> {
         Ok(ino)
     }
 
-    fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Result<Made> {
+    fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Attempt<Made> {
         let (uid, gid) = (inode.uid, inode.gid);
         self.require_inode(Account { volume: birth.access.volume, uid, gid })?;
         let ino = self.create_inode(&mut birth, name, inode.kind)?;
@@ -208,42 +189,9 @@ impl Cx<'_> {
             parent_lease: nothing(),
         })
     }
-
-    /// Acquires the right to write for this session: a new token epoch if the last writer was another
-    /// session. If that one died, recovery truncates the file: bytes that others wrote past the size until
-    /// then are lost with it.
-    pub(super) fn take_writer(&mut self, ino: InodeId, inode: &mut Inode) -> bool {
-        let before = inode.clone();
-        let recover = self.rules.must_recover(ino, inode);
-        // Another session that still has it open may have writes in flight.
-        let concurrent_writer = inode.writing.writer != self.rules.session
-            && self.rules.leases.opens_of(inode.writing.writer, ino).write > 0;
-        if concurrent_writer && inode.writing.dirty && !recover {
-            inode.writing.shared_at = inode.writing.shared_at.or(Some(self.rules.deaths));
-        }
-        if recover {
-            inode.writing.token_epoch = super::open::next_truncation(inode.writing.token_epoch);
-            inode.writing.writer = self.rules.session;
-        } else if inode.writing.writer != self.rules.session {
-            inode.writing.token_epoch = inode.writing.token_epoch.saturating_add(1);
-            inode.writing.writer = self.rules.session;
-        }
-        inode.writing.recover = recover;
-        inode.writing.dirty = true;
-        if inode.layout.is_none() {
-            let volume = self.volume_of(inode.parent).unwrap_or(VolumeId::ROOT);
-            inode.layout = self.rules.layout_in(volume).map(|p| place(p, ino));
-        }
-        *inode != before
-    }
 }
 
-/// The layout of a file from its birth.
-pub(super) fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
-    policy.layout(weir_proto::map::Layout::seed_of(ino))
-}
-
-pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
+pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Attempt<Created> {
     check_name(&r.name)?;
     let dir = cx.dir_to_search(&r.cred, r.parent)?;
     if let Some(link) = dir.find(cx, &r.name)? {
@@ -256,9 +204,9 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Result<Created> {
         cx.wait_for_snapshot_of(birth.access.volume)?;
     }
     let ino = cx.create_inode(&mut birth, &r.name, FileKind::Regular)?;
-    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
-    permissions.store(cx, ino);
+    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &inherited);
+    store_lists(cx, ino, &inherited);
     inode.cookie = birth.tally.next_cookie - 1;
     inode.layout = cx.rules.layout_in(birth.access.volume).map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
@@ -286,13 +234,13 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     let mut birth = Birth::of_nameless(cx, dir)?;
     let ino = cx.next_ino(&mut birth.tally)?;
     cx.put_tally(birth.dir, &birth.tally);
-    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &permissions);
-    permissions.store(cx, ino);
+    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &inherited);
+    store_lists(cx, ino, &inherited);
     (inode.nlink, inode.parent) = (0, NEVER_NAMED);
     cx.take_writer(ino, &mut inode);
     cx.put_inode(ino, &inode);
-    cx.txn.put(&keys::held(ino, cx.rules.session), &[]);
+    tables::HELD.put(cx.txn, (ino, cx.rules.session), &Present);
     Ok(cx.rules.entry(ino, &inode))
 }
 
@@ -302,9 +250,9 @@ pub mod meta_open {
     pub const WRITE: u8 = 2;
 }
 
-fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Created> {
+fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Attempt<Created> {
     if r.exclusive {
-        return Err(Error::exists(format!("{:?} is in directory {} already", show(&r.name), r.parent)));
+        return Err(Error::exists(format!("{:?} is in directory {} already", show(&r.name), r.parent)).into());
     }
     let parent_attr = directory(cx.read(), r.parent)?;
     let (entry, inline) = match link.kind {
@@ -314,7 +262,9 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
             (opened.entry, opened.inline)
         }
         FileKind::Directory if r.open & meta_open::WRITE != 0 => {
-            return Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))));
+            return Err(
+                Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))).into()
+            );
         }
         kind => {
             cx.need(link.ino, Need::GetAttr);
@@ -325,17 +275,17 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Result<Create
     Ok(Created { entry, parent_attr, parent_lease: nothing(), created: false, inline })
 }
 
-pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
+pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
     cx.require_inode(birth.account(&r.cred))?;
     let ino = cx.create_inode(&mut birth, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
-    let inherit = birth.access.mode & SET_GID != 0;
-    let permissions = cx.permissions(&birth, r.mode, r.umask, true)?;
+    let inherited = cx.inherited(&birth, r.mode, r.umask, true)?;
+    let Owned { mode, uid, gid } = birth.access.owned().new_inode(&r.cred, recorded_mode(&inherited), true);
     let access = Access {
-        mode: permissions.mode | permissions.has_acl() | if inherit { SET_GID } else { 0 },
-        uid: r.cred.uid,
-        gid: if inherit { birth.access.gid } else { r.cred.gid },
+        mode,
+        uid,
+        gid,
         parent: r.parent,
         atime: now,
         btime: now,
@@ -351,7 +301,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
         next_n: 0,
         next_cookie: 1,
     };
-    permissions.store(cx, ino);
+    store_lists(cx, ino, &inherited);
     cx.put_access(ino, &access);
     cx.put_tally(ino, &tally);
     cx.charge(r.parent, Charge { directories: 1, ..Charge::default() })?;
@@ -362,9 +312,9 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Result<Made> {
     })
 }
 
-pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
+pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Attempt<Made> {
     if r.target.is_empty() || r.target.contains(&0) {
-        return Err(Error::invalid("a symbolic link needs a target without zero bytes"));
+        return Err(Error::invalid("a symbolic link needs a target without zero bytes").into());
     }
     if r.target.len() > SYMLINK_MAX {
         return Err(Error::name(
@@ -373,30 +323,31 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Result<Made> {
                 "the target of a symbolic link has {} bytes: at most {SYMLINK_MAX} are allowed",
                 r.target.len()
             ),
-        ));
+        )
+        .into());
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Permissions::of_mode(0o777));
+    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
     inode.size = r.target.len() as u64;
     let made = cx.make_file(birth, &r.name, inode)?;
-    cx.txn.put(&keys::data(made.entry.attr.ino), &r.target);
+    tables::DATA.put_bytes(cx.txn, made.entry.attr.ino, &r.target);
     Ok(made)
 }
 
-pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Result<Made> {
+pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Attempt<Made> {
     if matches!(r.kind, FileKind::Directory | FileKind::Symlink) {
-        return Err(Error::invalid("mknod makes files, pipes, sockets and devices only"));
+        return Err(Error::invalid("mknod makes files, pipes, sockets and devices only").into());
     }
     let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let permissions = cx.permissions(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, r.kind, &permissions);
+    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
+    let mut inode = cx.newborn(&birth, &r.cred, r.kind, &inherited);
     inode.rdev = r.rdev;
     let made = cx.make_file(birth, &r.name, inode)?;
-    permissions.store(cx, made.entry.attr.ino);
+    store_lists(cx, made.entry.attr.ino, &inherited);
     Ok(made)
 }
 
-pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
+pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
     check_name(&r.name)?;
     let mut inode = match find_inode(cx.read(), r.ino)? {
         Some(inode) => inode,
@@ -405,15 +356,18 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
             return Err(Error::name(
                 NameRule::NotOwner,
                 format!("inode {} is a directory: no hard links", r.ino),
-            ));
+            )
+            .into());
         }
     };
     let first = inode.nlink == 0;
     if first && (inode.parent != NEVER_NAMED || !cx.rules.leases.is_open_by(cx.rules.session, r.ino)) {
-        return Err(Error::not_found(format!("inode {} has no name any more", r.ino)));
+        return Err(Error::not_found(format!("inode {} has no name any more", r.ino)).into());
     }
     if inode.nlink >= LINKS_MAX {
-        return Err(Error::name(NameRule::TooManyLinks, format!("inode {} has {LINKS_MAX} links", r.ino)));
+        return Err(
+            Error::name(NameRule::TooManyLinks, format!("inode {} has {LINKS_MAX} links", r.ino)).into()
+        );
     }
     cx.need(r.ino, Need::Change);
     let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
@@ -438,10 +392,10 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Result<Made> {
         // As for a file created with a name: the first link has no record, and its directory is charged.
         (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
         cx.charge(r.parent, Charge::file(&inode))?;
-        cx.delete_range(keys::range_of(b'H', r.ino.0))?;
+        tables::HELD.under(r.ino).delete_all(cx.txn)?;
         cx.events.imported.push(r.ino);
     } else {
-        cx.txn.put(&keys::link(r.ino, r.parent, &r.name), &[]);
+        tables::LINKS.put(cx.txn, (r.ino, r.parent, &r.name), &Present);
     }
     cx.put_inode(r.ino, &inode);
     let (ino, parent, name) = (r.ino, r.parent, r.name.clone());

@@ -4,20 +4,20 @@ use super::home::AtHome;
 use super::keeper::{Keeper, Snapshots};
 use super::records::{directory, find_inode, load_file};
 use crate::access::Mount;
-use crate::keys;
 use crate::lease::{LeaseTable, Need};
-use crate::obstacle::{Obstacle, Obstacles};
+use crate::obstacle::{Attempt, Halt, Obstacle, Obstacles};
 use crate::owner_limits::OwnerRecord;
 use crate::owners::Charged;
 use crate::quotas::Quotas;
-use crate::record::{Access, Inode, NOT_ENUMERATED, Record, Tally, VolumeRecord, no_lease};
+use crate::record::{Access, Inode, NOT_ENUMERATED, Tally, VolumeRecord, no_lease};
+use crate::tables;
 use std::collections::BTreeSet;
-use weir_kv::{Read, Txn};
+use weir_kv::{Read, Scan, Txn};
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::meta::{Attr, Entry, FileKind, Lease, LeaseKind, Time};
 use weir_proto::quota::{Account, Holder};
 use weir_proto::volume::Policy;
-use weir_proto::{Error, InodeId, PgId, Result, SessionId, VolumeId};
+use weir_proto::{InodeId, PgId, Result, SessionId, VolumeId};
 
 /// An operation's inputs besides the records.
 pub struct Rules<'a> {
@@ -116,22 +116,26 @@ impl View<'_> {
         self.rules.leases.conflicts(self.rules.session, ino, need, self.obstacles);
     }
     /// Fails if there is an obstacle.
-    pub(super) fn clear(&self) -> Result<()> {
-        halt_if(!self.obstacles.is_empty())
+    pub(super) fn clear(&self) -> Attempt<()> {
+        self.obstacles.halt()
     }
 }
 
-/// Runs a change. Keeps what snapshots show of the changed keys, for any operation.
+/// Runs a change, which halts if there is an obstacle. Keeps what snapshots show of the changed keys, for any
+/// operation.
 pub fn run<T>(
     txn: &mut dyn Txn,
     rules: &Rules<'_>,
     obstacles: &mut Obstacles,
     events: &mut Events,
     uid: Option<u32>,
-    body: impl FnOnce(&mut Cx<'_>) -> Result<T>,
-) -> Result<T> {
+    body: impl FnOnce(&mut Cx<'_>) -> Attempt<T>,
+) -> Attempt<T> {
     let mut keeper = Keeper::new(txn, rules.snapshots);
-    let done = body(&mut Cx { txn: &mut keeper, rules, obstacles, events, uid })?;
+    let done = body(&mut Cx { txn: &mut keeper, rules, obstacles, events, uid });
+    // Even after an error: it may have come of what is in the way.
+    obstacles.halt()?;
+    let done = done?;
     let (garbage, charged) = keeper.finish(rules.now)?;
     events.garbage |= garbage;
     if !rules.quotas.is_empty() {
@@ -148,32 +152,38 @@ impl Cx<'_> {
         self.rules.leases.conflicts(self.rules.session, ino, need, self.obstacles);
     }
     /// Fails if there is an obstacle.
-    pub(super) fn clear(&self) -> Result<()> {
-        halt_if(!self.obstacles.is_empty())
+    pub(super) fn clear(&self) -> Attempt<()> {
+        self.obstacles.halt()
     }
     pub(super) fn put_inode(&mut self, ino: InodeId, inode: &Inode) {
-        self.txn.put(&keys::inode(ino), &inode.to_value());
+        tables::INODES.put(self.txn, ino, inode);
     }
     pub(super) fn put_tally(&mut self, dir: InodeId, tally: &Tally) {
-        self.txn.put(&keys::tally(dir), &tally.to_value());
+        tables::TALLIES.put(self.txn, dir, tally);
     }
     pub(super) fn put_access(&mut self, dir: InodeId, access: &Access) {
-        self.txn.put(&keys::access(dir), &access.to_value());
+        tables::ACCESS.put(self.txn, dir, access);
+    }
+    pub fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
+        let mut found = Vec::new();
+        self.txn.scan(&start, &end, &mut |key, _| {
+            found.push(key.to_vec());
+            Scan::More
+        })?;
+        for key in found {
+            self.txn.delete(&key);
+        }
+        Ok(())
     }
 }
 
 /// Fails unless all names of a directory are known here.
-pub(super) fn require_listed(obstacles: &mut Obstacles, dir: InodeId, access: &Access) -> Result<()> {
+pub(super) fn require_listed(obstacles: &mut Obstacles, dir: InodeId, access: &Access) -> Attempt<()> {
     if access.mode & NOT_ENUMERATED == 0 {
         return Ok(());
     }
     obstacles.push(Obstacle::NotEnumerated { dir });
-    halt_if(true)
-}
-
-/// Stops a transaction whose obstacles are the reason; costs no allocation.
-fn halt_if(blocked: bool) -> Result<()> {
-    if blocked { Err(Error::unavailable(String::new())) } else { Ok(()) }
+    Err(Halt::Blocked)
 }
 
 impl Rules<'_> {

@@ -3,7 +3,7 @@ use super::gate::Changed;
 use super::*;
 use weir_proto::meta::{CHANGED_MAX, Commit, FILE_BYTES_MAX, INLINE_MAX, LeaseKind, truncations};
 
-pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
+pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Attempt<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
     check(cx.rules, r, &inode)?;
     // A session that got Read before the append token was granted would keep showing the smaller size.
@@ -14,7 +14,8 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Result<Entry> {
         return Err(Error::stale(format!(
             "inode {} holds the bytes of its file: read it and write again",
             r.ino
-        )));
+        ))
+        .into());
     }
     let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
     let allocated = allocated_after(r, &inode, alone);
@@ -106,14 +107,13 @@ fn check(rules: &Rules<'_>, r: &Commit, inode: &Inode) -> Result<()> {
 
 /// Keeps or drops inline data; returns whether the file's data is inline now.
 fn store_inline(cx: &mut Cx<'_>, r: &Commit, inode: &Inode) -> Result<bool> {
-    let key = keys::data(r.ino);
     if let Some(data) = &r.inline {
-        cx.txn.put(&key, data);
+        tables::DATA.put_bytes(cx.txn, r.ino, data);
         return Ok(true);
     }
     if r.drop_inline {
-        cx.txn.delete(&key);
+        tables::DATA.delete(cx.txn, r.ino);
         return Ok(false);
     }
-    Ok(inode.size <= FILE_BYTES_MAX && cx.txn.get(&key)?.is_some())
+    Ok(inode.size <= FILE_BYTES_MAX && tables::DATA.has(cx.read(), r.ino)?)
 }

@@ -15,13 +15,13 @@
 //! object, and the cells are dropped with the last reference. A file that a snapshot holds leaves it first.
 //!
 //! Knows nothing of which client asks for which range when: `recalls` does.
-use super::evicted::{Found, evictable, layout_to_fill, parse, ranges};
+use super::evicted::{Found, evictable, layout_to_fill, ranges};
 use super::gate::{Changed, OwnInode};
 use super::keeper::is_held;
-use super::open::next_truncation;
+use super::writer::next_truncation;
 use super::*;
 use crate::quotas::NO_POLICY;
-use crate::record::{EvictedRange, Garbage, StripeTruncation};
+use crate::record::{EvictedRange, StripeTruncation};
 use weir_proto::map::Layout;
 use weir_proto::meta::LeaseKind;
 use weir_proto::recall::{
@@ -35,7 +35,7 @@ pub fn list(view: &mut View<'_>, r: &EvictedRanges) -> Result<EvictedList> {
     Ok(EvictedList { ranges, more: found.len() > RANGES_MAX })
 }
 
-pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Result<Evicted> {
+pub fn evict(cx: &mut Cx<'_>, r: &Evict) -> Attempt<Evicted> {
     let inode = load_file(cx.read(), r.ino)?;
     // The leader asks the file's only writer for that.
     if r.under == 0 || cx.rules.leases.held(cx.rules.session, r.ino) != LeaseKind::Write {
@@ -99,7 +99,7 @@ impl Cx<'_> {
         mut inode: Inode,
         (from, mut to): (u64, u64),
         how: How,
-    ) -> Result<(Inode, Vec<ByteRange>)> {
+    ) -> Attempt<(Inode, Vec<ByteRange>)> {
         let layout = check_evictable(self, ino, &inode)?;
         if let How::Own { token_epoch } = how {
             self.require_only_writer(ino, &inode, token_epoch)?;
@@ -107,7 +107,7 @@ impl Cx<'_> {
         }
         let mut known = ranges(self.read(), ino, 0, usize::MAX)?;
         let mut gaps = evictable(&layout, inode.size, (from, to), &known);
-        if self.txn.get(&keys::data(ino))?.is_some() {
+        if tables::DATA.has(self.txn, ino)? {
             gaps.clear(); // it takes no space on targets
         }
         if how != How::All {
@@ -122,7 +122,7 @@ impl Cx<'_> {
         };
         if matches!(how, How::Own { .. }) {
             if is_held(self.read(), self.rules.snapshots, ino, &inode)? {
-                return Err(busy(ino, "a snapshot holds what is being written"));
+                return Err(busy(ino, "a snapshot holds what is being written").into());
             }
         } else {
             let data_version = inode.data_version;
@@ -134,8 +134,9 @@ impl Cx<'_> {
         self.drop_layers(ino, &mut inode, &gaps)?;
         let token_epoch = next_truncation(inode.writing.token_epoch);
         if token_epoch <= inode.writing.token_epoch {
-            return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")));
+            return Err(Error::unsupported(format!("inode {ino}: its token epochs are used up")).into());
         }
+        assert!(first.from < last.to, "inode {ino}: an eviction of no bytes at {}", first.from);
         inode.writing.token_epoch = token_epoch;
         let truncation = StripeTruncation {
             from_stripe: layout.stripe_of(first.from),
@@ -152,10 +153,10 @@ impl Cx<'_> {
     }
 
     /// Revokes all leases; the file must not be open for writing.
-    fn take_from_all(&mut self, ino: InodeId) -> Result<OwnInode> {
+    fn take_from_all(&mut self, ino: InodeId) -> Attempt<OwnInode> {
         let (leases, session) = (self.rules.leases, self.rules.session);
         if leases.is_open_for_writing(ino) {
-            return Err(busy(ino, "it is open for writing"));
+            return Err(busy(ino, "it is open for writing").into());
         }
         leases.own_conflict(session, ino, self.obstacles);
         self.own_inode(ino, &[Need::Change, Need::AppendToken])
@@ -206,6 +207,10 @@ impl Cx<'_> {
     pub(super) fn put_evicted(&mut self, ino: InodeId, known: &[Found], new: &[ByteRange]) {
         let new = new.iter().map(|n| Found { from: n.from, range: EvictedRange { to: n.to, handed: 0 } });
         let mut all: Vec<Found> = known.iter().copied().chain(new).collect();
+        assert!(
+            all.iter().all(|f| f.from < f.range.to),
+            "inode {ino}: an evicted range of no bytes: {all:?}"
+        );
         all.sort_by_key(|f| f.from);
         all.dedup_by(|next, last| {
             let joins = last.range.to == next.from && (last.range.handed, next.range.handed) == (0, 0);
@@ -215,30 +220,11 @@ impl Cx<'_> {
             joins
         });
         for gone in known.iter().filter(|k| !all.iter().any(|f| f.from == k.from)) {
-            self.txn.delete(&keys::evicted(ino, gone.from));
+            tables::EVICTED.delete(self.txn, (ino, gone.from));
         }
         for f in all.iter().filter(|f| !known.contains(f)) {
-            self.txn.put(&keys::evicted(ino, f.from), &f.range.to_value());
+            tables::EVICTED.put(self.txn, (ino, f.from), &f.range);
         }
-    }
-
-    /// Notes stripes for the sweeper.
-    pub(super) fn note_garbage(
-        &mut self,
-        ino: InodeId,
-        layout: &Layout,
-        truncation: StripeTruncation,
-    ) -> Result<()> {
-        let garbage = Garbage { first_pg: layout.first_pg, pg_count: layout.pg_count, truncation };
-        // Two parts of a file may be evicted within a tick of the clock. The record of a deletion covers all
-        // others.
-        let mut at = self.rules.now;
-        while truncation != StripeTruncation::ALL && self.txn.get(&keys::garbage(at, ino))?.is_some() {
-            at.nanos += 1;
-        }
-        self.txn.put(&keys::garbage(at, ino), &garbage.to_value());
-        self.events.garbage = true;
-        Ok(())
     }
 
     /// The file is truncated to `size`: the evicted rest is void. Returns the remaining evicted bytes.
@@ -248,11 +234,10 @@ impl Cx<'_> {
         }
         let mut left = inode.evicted;
         for f in ranges(self.read(), ino, size, usize::MAX)? {
-            let key = keys::evicted(ino, f.from);
             if f.from < size {
-                self.txn.put(&key, &EvictedRange { to: size, ..f.range }.to_value());
+                tables::EVICTED.put(self.txn, (ino, f.from), &EvictedRange { to: size, ..f.range });
             } else {
-                self.txn.delete(&key);
+                tables::EVICTED.delete(self.txn, (ino, f.from));
             }
             left = left.saturating_sub(f.range.to - f.from.max(size));
         }
@@ -285,14 +270,15 @@ impl Cx<'_> {
         let mut parts = Vec::new();
         for f in &found {
             let (a, b) = (f.from.max(from), f.range.to.min(to));
+            assert!(a < b, "inode {ino}: a recall of no bytes at {a}");
             if f.from < a {
-                self.txn.put(&keys::evicted(ino, f.from), &EvictedRange { to: a, ..f.range }.to_value());
+                tables::EVICTED.put(self.txn, (ino, f.from), &EvictedRange { to: a, ..f.range });
             }
             if b < f.range.to {
-                self.txn.put(&keys::evicted(ino, b), &f.range.to_value());
+                tables::EVICTED.put(self.txn, (ino, b), &f.range);
             }
             let handed = EvictedRange { to: b, handed: token_epoch };
-            self.txn.put(&keys::evicted(ino, a), &handed.to_value());
+            tables::EVICTED.put(self.txn, (ino, a), &handed);
             parts.push(ByteRange { from: a, to: b });
         }
         self.put_inode(ino, &inode);
@@ -312,8 +298,7 @@ pub struct Handed {
 
 /// A mover has recalled all of a part.
 pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
-    let key = keys::evicted(r.ino, r.from);
-    let found = cx.txn.get(&key)?.map(|value| parse(r.ino, &key, &value)).transpose()?;
+    let found = evicted::at(cx.read(), r.ino, r.from)?;
     let inode = find_inode(cx.read(), r.ino)?;
     let recalled = EvictedRange { to: r.to, handed: r.token_epoch };
     let (Some(_), Some(mut inode)) = (found.filter(|f| f.range == recalled && recalled.handed > 0), inode)
@@ -323,7 +308,7 @@ pub fn filled(cx: &mut Cx<'_>, r: &Filled) -> Result<()> {
             r.ino, r.from, r.to, r.token_epoch
         )));
     };
-    cx.txn.delete(&key);
+    tables::EVICTED.delete(cx.txn, (r.ino, r.from));
     let (allocated, evicted) = (inode.allocated, inode.evicted.saturating_sub(r.to - r.from));
     cx.set_space(&mut inode, allocated, evicted)?;
     cx.put_inode(r.ino, &inode);

@@ -16,11 +16,8 @@ pub struct Found {
 
 /// Evicted ranges that end after `from`, in order, `limit` at most.
 pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<Vec<Found>> {
-    let (start, end) = keys::range_of(b'W', ino.0);
-    let (mut found, mut bad): (Vec<Found>, _) = (Vec::new(), None);
-    // One that begins before `from` may end after it: ranges do not overlap, so it is the last such one.
-    let mut before = None;
-    let mut visit = |key: &[u8], value: &[u8]| match parse(ino, key, value) {
+    let (mut found, mut bad) = (Vec::<Found>::new(), None);
+    let mut visit = |at, range: EvictedRange| match checked(ino, at, range) {
         Ok(f) if f.range.to <= from => Scan::More,
         Ok(f) if found.len() < limit => {
             found.push(f);
@@ -32,25 +29,31 @@ pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<
             Scan::Stop
         }
     };
+    // One that begins before `from` may end after it: ranges do not overlap, so it is the last such one.
+    let mut before = None;
     if from > 0 {
-        read.scan(&start, &keys::evicted(ino, from), &mut |key, value| {
-            before = Some((key.to_vec(), value.to_vec()));
+        tables::EVICTED.between((ino, 0), (ino, from)).scan(read, &mut |(_, at), range| {
+            before = Some((at, range));
             Scan::More
         })?;
-        if let Some((key, value)) = &before {
-            visit(key, value);
-        }
     }
-    read.scan(&keys::evicted(ino, from), &end, &mut visit)?;
+    if let Some((at, range)) = before {
+        visit(at, range);
+    }
+    tables::EVICTED.from(ino, (ino, from)).scan(read, &mut |(_, at), range| visit(at, range))?;
     bad.map_or(Ok(found), Err)
 }
 
-pub(super) fn parse(ino: InodeId, key: &[u8], value: &[u8]) -> Result<Found> {
-    let range = EvictedRange::from_value(value, || format!("evicted bytes of inode {ino}"))?;
-    match keys::evicted_from(key) {
-        Some(from) if from < range.to => Ok(Found { from, range }),
-        _ => Err(Error::damaged(format!("the record of evicted bytes of inode {ino} is damaged"))),
+fn checked(ino: InodeId, from: u64, range: EvictedRange) -> Result<Found> {
+    if from < range.to {
+        return Ok(Found { from, range });
     }
+    Err(Error::damaged(format!("the record of evicted bytes of inode {ino} is damaged")))
+}
+
+/// The evicted range that begins at an offset.
+pub(super) fn at(read: &dyn Read, ino: InodeId, from: u64) -> Result<Option<Found>> {
+    tables::EVICTED.get(read, (ino, from))?.map(|range| checked(ino, from, range)).transpose()
 }
 
 /// The layout to recall a file into: a file that was made from a listing of home has none yet, and gets one
@@ -60,7 +63,7 @@ pub fn layout_to_fill(
     inode: &Inode,
     policy: &dyn Fn() -> Option<LayoutPolicy>,
 ) -> Option<Layout> {
-    inode.layout.or_else(|| policy().map(|p| create::place(p, ino)))
+    inode.layout.or_else(|| policy().map(|p| writer::place(p, ino)))
 }
 
 /// The part of `from..to` that can be evicted: whole stripes, and the tail; not ranges that are evicted

@@ -20,30 +20,31 @@ use weir_proto::meta::FILE_BYTES_MAX;
 use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportListing};
 
 /// The topmost directory of an empty volume gets its names from a home.
-pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Result<()> {
+pub fn begin(cx: &mut Cx<'_>, relation: RelationId, root: InodeId) -> Attempt<()> {
     let mut access = load_access(cx.read(), root)?;
     let entries = load_tally(cx.read(), root)?.entries;
     if entries > 0 || access.mode & NOT_ENUMERATED != 0 {
         return Err(Error::name(
             NameRule::NotEmpty,
             format!("the volume has {entries} entries: only an empty one can be made from what is at home"),
-        ));
+        )
+        .into());
     }
     cx.need(root, Need::Change);
     cx.clear()?;
     access.mode |= NOT_ENUMERATED;
     cx.put_access(root, &access);
-    cx.txn.put(&keys::not_enumerated(relation, root), &[]);
+    tables::NOT_ENUMERATED.put(cx.txn, (relation, root), &Present);
     Ok(())
 }
 
 /// A part of a directory's entries at home.
-pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
+pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Attempt<()> {
     if r.entries.len() > HOME_ENTRIES_MAX {
-        return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())));
+        return Err(Error::invalid(format!("{} entries: at most {HOME_ENTRIES_MAX}", r.entries.len())).into());
     }
     let Some(mut access) = find_access(cx.read(), r.dir)? else { return Ok(()) };
-    let is_due = cx.txn.get(&keys::not_enumerated(r.relation, r.dir))?.is_some();
+    let is_due = tables::NOT_ENUMERATED.has(cx.txn, (r.relation, r.dir))?;
     if access.mode & NOT_ENUMERATED == 0 || !is_due {
         return Ok(()); // reported before
     }
@@ -63,12 +64,12 @@ pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Result<()> {
     if r.end {
         access.mode &= !NOT_ENUMERATED;
         cx.put_access(r.dir, &access);
-        cx.txn.delete(&keys::not_enumerated(r.relation, r.dir));
+        tables::NOT_ENUMERATED.delete(cx.txn, (r.relation, r.dir));
         mirror::begin(cx, r.relation, r.dir)?;
         // Other homes of the volume get it like data that existed before them.
         let others = store::relations(cx.read())?;
         for (id, _) in others.iter().filter(|(id, o)| o.volume == access.volume && *id != r.relation) {
-            cx.txn.put(&keys::unseen(*id, r.dir), &0u64.to_le_bytes());
+            tables::UNSEEN.put(cx.txn, (*id, r.dir), &0);
         }
         cx.events.logged = true;
     }
@@ -88,7 +89,7 @@ pub(super) struct Into<'a> {
 
 impl Into<'_> {
     /// Its addition to the usage.
-    pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Result<Charge> {
+    pub(super) fn take(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry) -> Attempt<Charge> {
         check_name(&entry.name)?;
         if find_link(cx.read(), self.dir, &entry.name)?.is_some() {
             return Ok(Charge::default());
@@ -98,12 +99,12 @@ impl Into<'_> {
             return Ok(Charge::default());
         }
         if entry.size > FILE_BYTES_MAX {
-            return Err(Error::name(NameRule::FileTooBig, format!("{:?} at home", show(&entry.name))));
+            return Err(Error::name(NameRule::FileTooBig, format!("{:?} at home", show(&entry.name))).into());
         }
         let ino = cx.next_ino(self.tally)?;
         cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
         if !entry.id.is_empty() {
-            cx.txn.put(&keys::identity(self.relation, &entry.id), &ino.0.to_le_bytes());
+            tables::IDENTITIES.put(cx.txn, (self.relation, &entry.id), &ino);
         }
         self.put_remote(cx, ino, entry);
         let flags = put_xattrs(cx, ino, entry)?;
@@ -119,9 +120,9 @@ impl Into<'_> {
         if entry.id.is_empty() {
             return Ok(None);
         }
-        let value = cx.txn.get(&keys::identity(self.relation, &entry.id))?;
-        let ino = value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v)));
-        let Some(ino) = ino else { return Ok(None) };
+        let Some(ino) = tables::IDENTITIES.get(cx.read(), (self.relation, &entry.id))? else {
+            return Ok(None);
+        };
         if self.again {
             let remote = crate::relation::tree::find_remote(cx.read(), self.relation, ino)?;
             if remote.is_none_or(|remote| remote.fingerprint != entry.fingerprint) {
@@ -132,18 +133,23 @@ impl Into<'_> {
         Ok(found.map(|inode| (ino, inode)))
     }
 
-    fn link(&mut self, cx: &mut Cx<'_>, entry: &HomeEntry, (ino, mut inode): (InodeId, Inode)) -> Result<()> {
+    fn link(
+        &mut self,
+        cx: &mut Cx<'_>,
+        entry: &HomeEntry,
+        (ino, mut inode): (InodeId, Inode),
+    ) -> Attempt<()> {
         cx.need(ino, Need::Change);
         cx.clear()?;
         inode.nlink += 1;
         inode.ctime = cx.rules.after(inode.ctime);
         cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
-        cx.txn.put(&keys::link(ino, self.dir, &entry.name), &[]);
+        tables::LINKS.put(cx.txn, (ino, self.dir, &entry.name), &Present);
         cx.put_inode(ino, &inode);
         if let Some(mut remote) = crate::relation::tree::find_remote(cx.read(), self.relation, ino)? {
             remote.places.push(RemotePlace { dir: self.dir, name: entry.name.clone() });
-            cx.txn.put(&keys::remote(self.relation, ino), &remote.to_value());
-            cx.txn.put(&keys::remote_name(self.relation, self.dir, &entry.name), &ino.0.to_le_bytes());
+            tables::REMOTE.put(cx.txn, (self.relation, ino), &remote);
+            tables::REMOTE_NAMES.put(cx.txn, (self.relation, self.dir, &entry.name), &ino);
         }
         Ok(())
     }
@@ -158,8 +164,8 @@ impl Into<'_> {
             complete,
             writing: false,
         };
-        cx.txn.put(&keys::remote(self.relation, ino), &remote.to_value());
-        cx.txn.put(&keys::remote_name(self.relation, self.dir, &entry.name), &ino.0.to_le_bytes());
+        tables::REMOTE.put(cx.txn, (self.relation, ino), &remote);
+        tables::REMOTE_NAMES.put(cx.txn, (self.relation, self.dir, &entry.name), &ino);
     }
 
     fn make_directory(&self, cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry, flags: u32) -> Result<()> {
@@ -179,7 +185,7 @@ impl Into<'_> {
         let tally = Tally { mtime, ctime, entries: 0, subdirectories: 0, serial, next_n: 0, next_cookie: 1 };
         cx.put_access(ino, &access);
         cx.put_tally(ino, &tally);
-        cx.txn.put(&keys::not_enumerated(self.relation, ino), &[]);
+        tables::NOT_ENUMERATED.put(cx.txn, (self.relation, ino), &Present);
         Ok(())
     }
 
@@ -201,7 +207,7 @@ impl Into<'_> {
             ctime: now,
             btime: now,
             data_version: 0,
-            layout: cx.rules.layout_in(self.access.volume).filter(|_| regular).map(|p| create::place(p, ino)),
+            layout: cx.rules.layout_in(self.access.volume).filter(|_| regular).map(|p| writer::place(p, ino)),
             parent: self.dir,
             writing: Writing::default(),
             evicted: bytes,
@@ -211,10 +217,10 @@ impl Into<'_> {
         };
         cx.put_inode(ino, &inode);
         if bytes > 0 {
-            cx.txn.put(&keys::evicted(ino, 0), &EvictedRange { to: bytes, handed: 0 }.to_value());
+            tables::EVICTED.put(cx.txn, (ino, 0), &EvictedRange { to: bytes, handed: 0 });
         }
         if entry.kind == FileKind::Symlink {
-            cx.txn.put(&keys::data(ino), &entry.target);
+            tables::DATA.put_bytes(cx.txn, ino, &entry.target);
         }
         Charge::file(&inode)
     }
@@ -223,7 +229,7 @@ impl Into<'_> {
 /// Stores extended attributes and access control lists; returns the mode bits that show them.
 fn put_xattrs(cx: &mut Cx<'_>, ino: InodeId, entry: &HomeEntry) -> Result<u32> {
     let (kept, flags) = xattrs_of(entry);
-    kept.iter().for_each(|(name, value)| cx.txn.put(&keys::xattr(ino, name), value));
+    kept.iter().for_each(|(name, value)| tables::XATTRS.put_bytes(cx.txn, (ino, name), value));
     Ok(flags)
 }
 

@@ -10,11 +10,13 @@
 //! Volumes without snapshots pay for a look-up in an empty map.
 use super::objects::{is_owned, references};
 use super::records::find_access;
-use crate::keys;
+use crate::keys::{self, Letter};
 use crate::owners::{self, Charged};
 use crate::record::{
     Access, Garbage, Inode, LayerRecord, Link, NEVER_NAMED, Record, StripeTruncation, Tally,
 };
+use crate::table::Key;
+use crate::tables;
 use std::collections::BTreeMap;
 use weir_kv::{Read, Scan, Txn};
 use weir_proto::meta::{FileKind, Time};
@@ -55,10 +57,10 @@ pub enum Owner {
 }
 
 impl Owner {
-    fn key(self) -> keys::Key9 {
+    fn key(self) -> Key {
         match self {
-            Owner::Directory(dir) => keys::access(dir),
-            Owner::File(ino) => keys::inode(ino),
+            Owner::Directory(dir) => tables::ACCESS.key(dir),
+            Owner::File(ino) => tables::INODES.key(ino),
         }
     }
 }
@@ -138,13 +140,13 @@ impl<'a> Keeper<'a> {
         let mut any = false;
         for (object, (first_pg, pg_count)) in std::mem::take(&mut self.released) {
             if references(self.txn, object)? == 0 {
-                self.txn.delete(&keys::object(object));
+                tables::REFERENCES.delete(self.txn, object);
                 if is_owned(&*self.txn, object)? {
                     continue;
                 }
-                self.txn.delete(&keys::owner(object));
+                tables::OBJECT_OWNERS.delete(self.txn, object);
                 let garbage = Garbage { first_pg, pg_count, truncation: StripeTruncation::ALL };
-                self.txn.put(&keys::garbage(now, object), &garbage.to_value());
+                tables::GARBAGE.put(self.txn, (tables::garbage_time(now), object), &garbage);
                 any = true;
             }
         }
@@ -172,7 +174,7 @@ impl<'a> Keeper<'a> {
     }
 
     fn keep(&mut self, owner: Owner, key: &[u8], new: Option<&[u8]>) -> Result<()> {
-        let is_record = key == owner.key();
+        let is_record = key == &*owner.key();
         let keep = self.keep_of(owner, if is_record { new } else { None })?;
         let (number, volume) = match keep {
             Keep::Nothing => return Ok(()),
@@ -334,10 +336,10 @@ impl<'a> Keeper<'a> {
         let cookie = match (key[0], old) {
             (b'E' | b'K', None) => return Ok(true),
             (b'E', Some(value)) => Link::from_value(value, || format!("a name in directory {dir}"))?.cookie,
-            (b'K', Some(_)) => keys::cookie_of(key).unwrap_or(u64::MAX),
+            (b'K', Some(_)) => tables::LISTED.parts(key)?.1,
             _ => return Ok(false),
         };
-        let tally = keys::tally(dir);
+        let tally = tables::TALLIES.key(dir);
         let mut then = self.txn.get(&tally)?;
         for n in self.from(volume, number) {
             if let Some(value) = self.txn.get(&keys::kept(n, &tally))? {
@@ -351,19 +353,20 @@ impl<'a> Keeper<'a> {
 
     fn count_kept(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         if let Some(object) = object_in(key, value)? {
-            self.txn.add(&keys::object(object.0), 1);
+            tables::REFERENCES.add(self.txn, object.0, 1);
         }
         Ok(())
     }
 
     fn count_layer(&mut self, key: &[u8], new: Option<&[u8]>) -> Result<()> {
+        assert_eq!(key.first(), Some(&(Letter::Layer as u8)), "not the key of a layer: {key:?}");
         if let Some(old) = self.txn.get(key)? {
             let (object, groups) = layer_object(&old)?;
-            self.txn.add(&keys::object(object), -1);
+            tables::REFERENCES.add(self.txn, object, -1);
             self.released.insert(object, groups);
         }
         if let Some(new) = new {
-            self.txn.add(&keys::object(layer_object(new)?.0), 1);
+            tables::REFERENCES.add(self.txn, layer_object(new)?.0, 1);
         }
         Ok(())
     }
@@ -404,7 +407,7 @@ pub fn is_held(read: &dyn Read, snapshots: &Snapshots, ino: InodeId, inode: &Ino
     let all = snapshots.get(&access.volume).map_or(&[][..], |all| all);
     let Some(newest) = all.iter().rev().find(|s| !s.deleting) else { return Ok(false) };
     for snap in all.iter().filter(|s| s.number >= newest.number) {
-        if read.get(&keys::kept(snap.number, &keys::inode(ino)))?.is_some() {
+        if read.get(&keys::kept(snap.number, &tables::INODES.key(ino)))?.is_some() {
             return Ok(false); // kept without this object, or made later
         }
     }

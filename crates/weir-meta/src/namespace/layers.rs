@@ -9,11 +9,11 @@
 //!
 //! Knows nothing of which client copies when: clients that write decide that.
 use super::keeper::is_held;
-use super::objects::{OBJECT_BIT, references};
-use super::open::next_truncation;
+use super::objects::OBJECT_BIT;
+use super::writer::next_truncation;
 use super::*;
 use crate::keys::Sequence;
-use crate::record::{LayerRecord, StripeTruncation};
+use crate::record::LayerRecord;
 use weir_kv::Scan;
 use weir_proto::map::Layout;
 use weir_proto::meta::Layers;
@@ -27,18 +27,12 @@ type Range = (u64, LayerRecord);
 
 /// Layers that end after `from`, in order, `limit` at most.
 pub fn ranges(read: &dyn Read, ino: InodeId, from: u64, limit: usize) -> Result<Vec<Range>> {
-    let (start, end) = keys::range_of(b'Z', ino.0);
     let (mut found, mut bad) = (Vec::new(), None);
-    read.scan(&start, &end, &mut |key, value| {
-        let parsed = LayerRecord::from_value(value, || format!("a layer of inode {ino}"));
-        match (keys::evicted_from(key), parsed) {
-            (Some(at), Ok(layer)) if at < layer.to => {
-                if layer.to > from {
-                    found.push((at, layer));
-                }
-            }
-            (_, Err(e)) => bad = Some(e),
-            _ => bad = Some(Error::damaged(format!("a layer of inode {ino} is damaged"))),
+    tables::LAYERS.under(ino).scan(read, &mut |(_, at), layer| {
+        if at >= layer.to {
+            bad = Some(Error::damaged(format!("a layer of inode {ino} is damaged")));
+        } else if layer.to > from {
+            found.push((at, layer));
         }
         if found.len() < limit && bad.is_none() { Scan::More } else { Scan::Stop }
     })?;
@@ -84,9 +78,9 @@ impl Cx<'_> {
         let known = ranges(self.read(), ino, 0, usize::MAX)?;
         for (from, layer) in known.iter().filter(|(_, layer)| layer.handed > 0) {
             // A client with a copy in progress copies to an object that is a snapshot's now.
-            self.txn.put(&keys::layer(ino, *from), &LayerRecord { handed: 0, ..*layer }.to_value());
+            tables::LAYERS.put(self.txn, (ino, *from), &LayerRecord { handed: 0, ..*layer });
         }
-        if self.txn.get(&keys::data(ino))?.is_some() {
+        if tables::DATA.has(self.txn, ino)? {
             return Ok(0); // all of it is inline
         }
         let as_evicted = |(from, layer): &Range| evicted::Found {
@@ -96,15 +90,16 @@ impl Cx<'_> {
         let mut elsewhere = evicted::ranges(self.read(), ino, 0, usize::MAX)?;
         for f in elsewhere.iter().filter(|f| f.range.handed > 0) {
             let range = crate::record::EvictedRange { handed: 0, ..f.range };
-            self.txn.put(&keys::evicted(ino, f.from), &range.to_value());
+            tables::EVICTED.put(self.txn, (ino, f.from), &range);
         }
         elsewhere.extend(known.iter().map(as_evicted));
         elsewhere.sort_by_key(|f| f.from);
         let mut bytes: u64 = known.iter().map(|(from, layer)| layer.to - from).sum();
         let (first_pg, pg_count) = (layout.first_pg, layout.pg_count);
         for gap in evicted::evictable(layout, inode.size, (0, inode.size), &elsewhere) {
+            assert!(gap.from < gap.to, "inode {ino}: a layer of no bytes at {}", gap.from);
             let layer = LayerRecord { to: gap.to, object: old, handed: 0, fence, first_pg, pg_count };
-            self.txn.put(&keys::layer(ino, gap.from), &layer.to_value());
+            tables::LAYERS.put(self.txn, (ino, gap.from), &layer);
             bytes += gap.to - gap.from;
         }
         Ok(bytes)
@@ -115,10 +110,11 @@ impl Cx<'_> {
         let Some(layers) = inode.layers.filter(|l| l.bytes > 0) else { return Ok(()) };
         let mut bytes = layers.bytes;
         for (from, layer) in ranges(self.read(), ino, size, usize::MAX)? {
-            let key = keys::layer(ino, from);
+            assert!(layer.to > size, "inode {ino}: a layer below {size} is truncated");
+            let cut = LayerRecord { to: size, handed: 0, ..layer };
             match from < size {
-                true => self.txn.put(&key, &LayerRecord { to: size, handed: 0, ..layer }.to_value()),
-                false => self.txn.delete(&key),
+                true => tables::LAYERS.put(self.txn, (ino, from), &cut),
+                false => tables::LAYERS.delete(self.txn, (ino, from)),
             }
             bytes = bytes.saturating_sub(layer.to - from.max(size));
         }
@@ -135,10 +131,10 @@ impl Cx<'_> {
             if left == [(from, layer.to)] {
                 continue;
             }
-            self.txn.delete(&keys::layer(ino, from));
+            tables::LAYERS.delete(self.txn, (ino, from));
             for (a, b) in &left {
                 // A client with a copy of it in progress asks again.
-                self.txn.put(&keys::layer(ino, *a), &LayerRecord { to: *b, handed: 0, ..layer }.to_value());
+                tables::LAYERS.put(self.txn, (ino, *a), &LayerRecord { to: *b, handed: 0, ..layer });
             }
             bytes = bytes.saturating_sub(layer.to - from - left.iter().map(|(a, b)| b - a).sum::<u64>());
         }
@@ -148,7 +144,7 @@ impl Cx<'_> {
 
     /// A reader of a shared part of a file's object fences it; when the file is written again, it may be
     /// shared no more. So it is written under a token epoch that the fence lets pass.
-    pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Result<()> {
+    pub(super) fn outlive_fence(&mut self, ino: InodeId, object: InodeId, fence: u32) -> Attempt<()> {
         let Some(mut now) = find_inode(self.read(), ino)?.filter(|now| now.object(ino) == object) else {
             return Ok(());
         };
@@ -168,23 +164,6 @@ impl Cx<'_> {
         now.writing.token_epoch = fence;
         self.put_inode(ino, &now);
         Ok(())
-    }
-
-    /// A file is deleted: its object is dropped, unless a snapshot holds it.
-    pub(super) fn release_object(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
-        if inode.layered() > 0 {
-            self.delete_range(keys::range_of(b'Z', ino.0))?;
-        }
-        let Some(layout) = inode.layout.filter(|_| inode.may_have_cells()) else { return Ok(()) };
-        let object = inode.object(ino);
-        let held = !(self.rules.snapshots.is_empty() && inode.layers.is_none());
-        if held && references(self.read(), object)? > 0 {
-            return Ok(());
-        }
-        if object.0 & OBJECT_BIT != 0 {
-            self.txn.delete(&keys::owner(object));
-        }
-        self.note_garbage(object, &layout, StripeTruncation::ALL)
     }
 }
 
@@ -229,14 +208,15 @@ pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
     let mut layers = Vec::new();
     for (at, layer) in found {
         let (a, b) = (at.max(from), layer.to.min(to));
+        assert!(a < b, "inode {}: a layer at {at} is taken for copying, outside of {from} to {to}", r.ino);
         if at < a {
-            cx.txn.put(&keys::layer(r.ino, at), &LayerRecord { to: a, ..layer }.to_value());
+            tables::LAYERS.put(cx.txn, (r.ino, at), &LayerRecord { to: a, ..layer });
         }
         if b < layer.to {
-            cx.txn.put(&keys::layer(r.ino, b), &layer.to_value());
+            tables::LAYERS.put(cx.txn, (r.ino, b), &layer);
         }
         let taken = LayerRecord { to: b, handed: token_epoch, ..layer };
-        cx.txn.put(&keys::layer(r.ino, a), &taken.to_value());
+        tables::LAYERS.put(cx.txn, (r.ino, a), &taken);
         let (object, fence) = (layer.object, layer.fence);
         layers.push(weir_proto::snapshot::Layer { from: a, to: b, object, fence });
     }
@@ -248,17 +228,15 @@ pub fn take(cx: &mut Cx<'_>, r: &TakeLayers) -> Result<LayersTaken> {
 /// All of a layer is in the file's own object now.
 pub fn copied(cx: &mut Cx<'_>, r: &LayerCopied) -> Result<Entry> {
     let mut inode = load_file(cx.read(), r.ino)?;
-    let key = keys::layer(r.ino, r.from);
-    let found =
-        cx.txn.get(&key)?.map(|v| LayerRecord::from_value(&v, || format!("a layer of inode {}", r.ino)));
-    let layer = found.transpose()?.filter(|l| l.to == r.to && l.handed == r.token_epoch && l.handed > 0);
+    let found = tables::LAYERS.get(cx.read(), (r.ino, r.from))?;
+    let layer = found.filter(|l| l.to == r.to && l.handed == r.token_epoch && l.handed > 0);
     let (Some(_), Some(layers)) = (layer, inode.layers) else {
         return Err(Error::stale(format!(
             "inode {}: bytes {} to {} were copied under token epoch {}, which is not so any more",
             r.ino, r.from, r.to, r.token_epoch
         )));
     };
-    cx.txn.delete(&key);
+    tables::LAYERS.delete(cx.txn, (r.ino, r.from));
     inode.layers = Some(Layers { bytes: layers.bytes.saturating_sub(r.to - r.from), ..layers });
     cx.put_inode(r.ino, &inode);
     Ok(cx.rules.entry(r.ino, &inode))

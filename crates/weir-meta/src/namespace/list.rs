@@ -12,7 +12,7 @@ const LISTING_BYTES_MAX: usize = 512 * 1024;
 /// Bytes of an entry with attributes, without its name.
 const ENTRY_BYTES: usize = 192;
 
-pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
+pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Attempt<Listing> {
     let access = load_access(view.read, r.dir)?;
     require(view.read, &r.cred, &access, r.dir, READ)?;
     require_listed(view.obstacles, r.dir, &access)?;
@@ -31,29 +31,20 @@ pub fn readdir(view: &mut View<'_>, r: &ReadDir) -> Result<Listing> {
 
 fn scan_names(read: &dyn Read, r: &ReadDir) -> Result<(Vec<(u64, Listed)>, bool)> {
     let limit = (r.limit as usize).clamp(1, ENTRIES_MAX);
-    let (mut found, mut bytes, mut end, mut bad) = (Vec::with_capacity(limit.min(256)), 0, true, None);
+    let (mut found, mut bytes, mut end) = (Vec::with_capacity(limit.min(256)), 0, true);
     if r.after == u64::MAX {
         return Ok((found, true));
     }
-    let (_, range_end) = keys::range_of(b'K', r.dir.0);
-    read.scan(&keys::listed(r.dir, r.after + 1), &range_end, &mut |key, value| {
+    tables::LISTED.from(r.dir, (r.dir, r.after + 1)).scan(read, &mut |(_, cookie), listed| {
         if found.len() == limit || bytes > LISTING_BYTES_MAX {
             end = false;
             return Scan::Stop;
         }
-        match Listed::from_value(value, || format!("an entry of directory {}", r.dir)) {
-            Ok(listed) => {
-                bytes += ENTRY_BYTES + listed.name.len();
-                found.push((keys::cookie_of(key).unwrap_or(u64::MAX), listed));
-                Scan::More
-            }
-            Err(e) => {
-                bad = Some(e);
-                Scan::Stop
-            }
-        }
+        bytes += ENTRY_BYTES + listed.name.len();
+        found.push((cookie, listed));
+        Scan::More
     })?;
-    bad.map_or(Ok((found, end)), Err)
+    Ok((found, end))
 }
 
 /// A file that another session is writing is omitted: a client that wants its attributes asks for them, and

@@ -54,15 +54,12 @@ impl Cx<'_> {
 /// Appends a change with the next number of its volume.
 pub fn append(txn: &mut dyn Txn, volume: VolumeId, at: Time, what: What, by: By) -> Result<u64> {
     let number = last_number(txn, volume)? + 1;
-    txn.put(&keys::change_count(volume), &number.to_le_bytes());
-    txn.put(&keys::change(volume, number), &ChangeRecord { at, what, tried: false, by }.to_value());
+    tables::CHANGE_COUNTS.put(txn, volume, &number);
+    tables::CHANGES.put(txn, (volume, number), &ChangeRecord { at, what, tried: false, by });
     Ok(number)
 }
 
 /// The number of a volume's newest change; 0: none yet.
 pub fn last_number(read: &dyn Read, volume: VolumeId) -> Result<u64> {
-    let Some(value) = read.get(&keys::change_count(volume))? else { return Ok(0) };
-    let bytes = <[u8; 8]>::try_from(value)
-        .map_err(|_| Error::damaged(format!("the count of changes of volume {volume} is not a number")))?;
-    Ok(u64::from_le_bytes(bytes))
+    Ok(tables::CHANGE_COUNTS.get(read, volume)?.unwrap_or(0))
 }

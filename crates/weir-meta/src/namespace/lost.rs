@@ -72,7 +72,7 @@ fn absent(inode: &Inode, has: impl Fn(u64) -> bool, is_evicted: impl Fn(u64) -> 
 
 /// The lost parts of a file.
 pub fn lost(read: &dyn Read, ino: InodeId, inode: &Inode, held: &Holdings) -> Result<Vec<ByteRange>> {
-    if inode.layout.is_none() || inode.allocated == 0 || read.get(&keys::data(ino))?.is_some() {
+    if inode.layout.is_none() || inode.allocated == 0 || tables::DATA.has(read, ino)? {
         return Ok(Vec::new()); // its bytes are inline, or it has none
     }
     let evicted = evicted::ranges(read, ino, 0, usize::MAX)?;
@@ -116,7 +116,7 @@ pub fn lose(cx: &mut Cx<'_>, ino: InodeId, gaps: &[ByteRange]) -> Result<()> {
 
 /// Files after `after`, `limit` at most.
 pub fn files(read: &dyn Read, after: Option<InodeId>, limit: usize) -> Result<Vec<(InodeId, Inode)>> {
-    let start = after.map_or(vec![b'I'], |ino| keys::after(&keys::inode(ino)));
+    let start = after.map_or(vec![b'I'], |ino| keys::after(&tables::INODES.key(ino)));
     let (mut found, mut bad) = (Vec::new(), None);
     read.scan(&start, &[b'I' + 1], &mut |key, value| {
         let ino = keys::numbered(key);
@@ -155,9 +155,9 @@ pub fn lose_of_snapshots(
     for (key, value) in entries {
         let ino = keys::numbered(keys::kept_key(&key));
         let mut inode = Inode::from_value(&value, || format!("inode {ino} in a snapshot"))?;
-        let kept_data = [&key[..5], &keys::data(ino)].concat();
+        let kept_data = [&key[..5], &tables::DATA.key(ino)].concat();
         let is_inline = txn.get(&kept_data)?.is_some_and(|value| value.first() == Some(&1))
-            || txn.get(&keys::data(ino))?.is_some();
+            || tables::DATA.has(txn, ino)?;
         let lost = lost_of_kept(ino, &inode, is_inline, held);
         if lost > 0 {
             (files, bytes, inode.evicted) = (files + 1, bytes + lost, lost);

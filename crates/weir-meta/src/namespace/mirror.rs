@@ -19,45 +19,25 @@ use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportRelist
 /// Names gone at home that one transaction removes; the others when the directory is read next, at once.
 const GONE_MAX: usize = 512;
 
-impl Cx<'_> {
-    /// Refuses a change of a volume that mirrors a home, by any client.
-    pub(super) fn require_own(&self, volume: VolumeId) -> Result<()> {
-        if !self.rules.mirrored.contains(&volume) {
-            return Ok(());
-        }
-        let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
-        Err(Error::name(NameRule::ReadOnly, why))
-    }
-    /// The same for an inode in it.
-    pub(super) fn require_own_inode(&self, ino: InodeId) -> Result<()> {
-        if self.rules.mirrored.is_empty() {
-            return Ok(());
-        }
-        let dir = find_inode(self.read(), ino)?.map_or(ino, |inode| inode.parent);
-        volume::find_volume_of(self.read(), dir)?.map_or(Ok(()), |volume| self.require_own(volume))
-    }
-}
-
 /// All names of a directory are known: if its relation mirrors it is read again from now on.
 pub fn begin(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId) -> Result<()> {
     if store::find_relation(cx.read(), relation)?.is_some_and(|record| record.mirrors()) {
         let now = MirroredRecord { at: cx.rules.now, more: false };
-        cx.txn.put(&keys::mirrored(relation, dir), &now.to_value());
+        tables::MIRRORED.put(cx.txn, (relation, dir), &now);
     }
     Ok(())
 }
 
 /// The present entries of a directory at home, for a range of names.
-pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Result<()> {
+pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Attempt<()> {
     check(r)?;
     let Some(record) = store::find_relation(cx.read(), r.relation)?.filter(RelationRecord::mirrors) else {
         return Ok(());
     };
-    let key = keys::mirrored(r.relation, r.dir);
-    let (Some(value), Some(access)) = (cx.txn.get(&key)?, find_access(cx.read(), r.dir)?) else {
+    let before = tables::MIRRORED.get(cx.read(), (r.relation, r.dir))?;
+    let (Some(before), Some(access)) = (before, find_access(cx.read(), r.dir)?) else {
         return Ok(()); // removed meanwhile
     };
-    let before = MirroredRecord::from_value(&value, || format!("when directory {} was read at home", r.dir))?;
     believe(cx, r, &record)?;
     let (known, more) = known_names(cx.read(), r)?;
     let steps = compare(cx, r, &known, more)?;
@@ -73,7 +53,7 @@ pub fn report(cx: &mut Cx<'_>, r: &ReportRelisting) -> Result<()> {
         (true, false) => MirroredRecord { at: cx.rules.now, more: false },
         (false, _) => MirroredRecord { more, ..before },
     };
-    cx.txn.put(&key, &after.to_value());
+    tables::MIRRORED.put(cx.txn, (r.relation, r.dir), &after);
     Ok(())
 }
 
@@ -113,28 +93,21 @@ type Known = Vec<(Bytes, Link)>;
 
 /// The names of the range that are known here; true: there are more of them than were read.
 fn known_names(read: &dyn Read, r: &ReportRelisting) -> Result<(Known, bool)> {
-    let mut start = keys::name(r.dir, &r.after);
-    if !r.after.is_empty() {
-        start.push(0); // after it
-    }
-    let end = match &r.upto {
-        Some(upto) => [keys::name(r.dir, upto), vec![0]].concat(),
-        None => keys::range_of(b'E', r.dir.0).1,
-    };
     let limit = r.entries.len() + GONE_MAX;
-    let (mut known, mut more, mut bad) = (Known::new(), false, None);
-    read.scan(&start, &end, &mut |key, value| {
-        if known.len() == limit {
-            more = true;
+    let (mut known, mut more) = (Known::new(), false);
+    tables::NAMES.from(r.dir, (r.dir, &r.after)).scan(read, &mut |(_, name), link| {
+        if name == r.after {
+            return Scan::More;
+        }
+        let is_in_range = r.upto.as_ref().is_none_or(|upto| name <= upto);
+        more = is_in_range && known.len() == limit;
+        if more || !is_in_range {
             return Scan::Stop;
         }
-        match Link::from_value(value, || format!("an entry of directory {}", r.dir)) {
-            Ok(link) => known.push((Bytes::copy_from_slice(key.get(9..).unwrap_or_default()), link)),
-            Err(e) => bad = Some(e),
-        }
-        if bad.is_none() { Scan::More } else { Scan::Stop }
+        known.push((Bytes::copy_from_slice(name), link));
+        Scan::More
     })?;
-    bad.map_or(Ok((known, more)), Err)
+    Ok((known, more))
 }
 
 /// A step to make here.
@@ -205,7 +178,7 @@ fn compare_one<'a>(
     Ok(())
 }
 
-fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Step<'_>]) -> Result<()> {
+fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Step<'_>]) -> Attempt<()> {
     let mtime = load_tally(cx.read(), r.dir)?.mtime;
     for step in steps {
         match step {
@@ -219,7 +192,7 @@ fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Ste
             Step::Fingerprint(entry, ino) => {
                 if let Some(remote) = tree::find_remote(cx.read(), r.relation, *ino)? {
                     let remote = RemoteEntry { fingerprint: entry.fingerprint.clone(), ..remote };
-                    cx.txn.put(&keys::remote(r.relation, *ino), &remote.to_value());
+                    tables::REMOTE.put(cx.txn, (r.relation, *ino), &remote);
                 }
             }
         }
@@ -249,8 +222,8 @@ fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Ste
 
 fn set_attributes(cx: &mut Cx<'_>, entry: &HomeEntry, ino: InodeId) -> Result<()> {
     let (a, (xattrs, flags)) = (&entry.attrs, xattrs_of(entry));
-    cx.delete_range(keys::range_of(b'X', ino.0))?;
-    xattrs.iter().for_each(|(name, value)| cx.txn.put(&keys::xattr(ino, name), value));
+    tables::XATTRS.under(ino).delete_all(cx.txn)?;
+    xattrs.iter().for_each(|(name, value)| tables::XATTRS.put_bytes(cx.txn, (ino, name), value));
     let mode = a.mode & MODE_BITS | flags;
     if let Some(mut inode) = find_inode(cx.read(), ino)? {
         (inode.mode, inode.uid, inode.gid, inode.mtime) = (mode, a.uid, a.gid, a.mtime);
@@ -268,17 +241,17 @@ fn set_attributes(cx: &mut Cx<'_>, entry: &HomeEntry, ino: InodeId) -> Result<()
 
 /// Drops the records of a name at home, and of the inode with its last name: they are no longer found there.
 fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
-    cx.txn.delete(&keys::remote_name(relation, dir, name));
+    tables::REMOTE_NAMES.delete(cx.txn, (relation, dir, name));
     let Some(mut remote) = tree::find_remote(cx.read(), relation, ino)? else { return Ok(()) };
     remote.places.retain(|place| (place.dir, &place.name[..]) != (dir, name));
     if !remote.places.is_empty() {
-        cx.txn.put(&keys::remote(relation, ino), &remote.to_value());
+        tables::REMOTE.put(cx.txn, (relation, ino), &remote);
         return Ok(());
     }
-    cx.txn.delete(&keys::remote(relation, ino));
-    cx.txn.delete(&keys::conflict(relation, ino));
-    cx.txn.delete(&keys::not_enumerated(relation, ino));
-    cx.txn.delete(&keys::mirrored(relation, ino));
+    tables::REMOTE.delete(cx.txn, (relation, ino));
+    tables::CONFLICTS.delete(cx.txn, (relation, ino));
+    tables::NOT_ENUMERATED.delete(cx.txn, (relation, ino));
+    tables::MIRRORED.delete(cx.txn, (relation, ino));
     store::trim_receipts(cx.txn, relation, ino, 0)
 }
 
@@ -297,30 +270,25 @@ fn detach(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Res
     forget_name(cx, r.relation, r.dir, name, link.ino)?;
     let number = last_doomed(cx.read())?.map_or(0, |number| number + 1);
     let doomed = DoomedRecord { relation: r.relation, dir: link.ino };
-    cx.txn.put(&keys::doomed(number), &doomed.to_value());
+    tables::DOOMED.put(cx.txn, number, &doomed);
     cx.events.doomed = true;
     let (ino, kind, parent, name) = (link.ino, link.kind, r.dir, Bytes::copy_from_slice(name));
     cx.log(r.dir, || What::Removed { ino, kind, parent, name, last: true })
 }
 
 fn doomed(read: &dyn Read) -> Result<Vec<(u64, DoomedRecord)>> {
-    let (start, end) = keys::range_of_letter(b'e');
-    store::collect(read, &start, &end, usize::MAX, |key, value| {
-        let number = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
-        let number = number.ok_or_else(|| Error::damaged("the key of a directory that goes is damaged"))?;
-        Ok((number, DoomedRecord::from_value(value, || format!("directory {number} that goes"))?))
-    })
+    tables::DOOMED.all().collect(read, usize::MAX, |number, record| (number, record))
 }
 fn last_doomed(read: &dyn Read) -> Result<Option<u64>> {
     Ok(doomed(read)?.last().map(|(number, _)| *number))
 }
 
 /// Removes a few names of directories that are gone at home, deepest first. False: there are none.
-pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
+pub fn remove_some(cx: &mut Cx<'_>) -> Attempt<bool> {
     let Some((number, record)) = doomed(cx.read())?.into_iter().next() else { return Ok(false) };
     let DoomedRecord { relation, dir: top } = record;
     let Some(access) = find_access(cx.read(), top)? else {
-        cx.txn.delete(&keys::doomed(number));
+        tables::DOOMED.delete(cx.txn, number);
         return Ok(true);
     };
     let of = volume::volume_of(cx.read(), top)?;
@@ -331,6 +299,6 @@ pub fn remove_some(cx: &mut Cx<'_>) -> Result<bool> {
     cx.need(top, Need::Change);
     cx.clear()?;
     cx.destroy_directory(access.parent, top)?;
-    cx.txn.delete(&keys::doomed(number));
+    tables::DOOMED.delete(cx.txn, number);
     Ok(true)
 }

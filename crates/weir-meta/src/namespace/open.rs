@@ -1,8 +1,9 @@
 //! Files in use: open, close, the right to write, recovery.
 use super::remove::release_orphan;
+use super::writer::next_truncation;
 use super::*;
 use bytes::Bytes;
-use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened, TRUNCATION_SHIFT, truncations};
+use weir_proto::meta::{self, CLOSED_MAX, InlineData, LeaseKind, Opened, truncations};
 use weir_proto::relation::What;
 
 impl Cx<'_> {
@@ -14,14 +15,14 @@ impl Cx<'_> {
         to_read: u32,
         write: bool,
         truncate: bool,
-    ) -> Result<Opened> {
+    ) -> Attempt<Opened> {
         let mut inode = load_file(self.read(), ino)?;
         if inode.kind != FileKind::Regular {
-            return Err(Error::invalid(format!("inode {ino} is not a regular file")));
+            return Err(Error::invalid(format!("inode {ino} is not a regular file")).into());
         }
         let want = to_read | if write || truncate { WRITE } else { 0 };
-        if !allows(self.read(), cred, ino, (inode.mode, inode.uid, inode.gid), want)? {
-            return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)));
+        if !allows(self.read(), cred, ino, inode.owned(), want)? {
+            return Err(Error::denied(format!("user {} may not open inode {ino} that way", cred.uid)).into());
         }
         if write || truncate {
             self.require_own_inode(ino)?;
@@ -56,9 +57,9 @@ impl Cx<'_> {
         if inode.nlink == 0 {
             // A session that looked it up before it lost its name: it is not deleted with the last close of
             // those that had it open then.
-            self.txn.put(&keys::held(ino, session), &[]);
+            tables::HELD.put(self.txn, (ino, session), &Present);
         }
-        let inline = if inode.size > 0 { self.txn.get(&keys::data(ino))?.map(Bytes::from) } else { None };
+        let inline = if inode.size > 0 { tables::DATA.get(self.read(), ino)?.map(Bytes::from) } else { None };
         let mut entry = self.rules.entry(ino, &inode);
         if write {
             entry.lease.limited = self.limit_over(&inode)?;
@@ -67,7 +68,7 @@ impl Cx<'_> {
     }
 }
 
-pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
+pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Attempt<Opened> {
     let to_read = match (r.read, r.execute) {
         (false, _) => 0,
         (true, false) => READ,
@@ -76,30 +77,26 @@ pub fn open(cx: &mut Cx<'_>, r: &meta::Open) -> Result<Opened> {
     cx.open_file(&r.cred, r.ino, to_read, r.write, r.truncate)
 }
 
-pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Result<InlineData> {
+pub fn read_inline(view: &mut View<'_>, ino: InodeId) -> Attempt<InlineData> {
     show_data(view, ino, Need::GetAttr)
 }
 
-pub fn take_append_token(view: &mut View<'_>, r: &meta::TakeAppendToken) -> Result<InlineData> {
+pub fn take_append_token(view: &mut View<'_>, r: &meta::TakeAppendToken) -> Attempt<InlineData> {
     show_data(view, r.ino, Need::AppendToken)
 }
 
-fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Result<InlineData> {
+fn show_data(view: &mut View<'_>, ino: InodeId, need: Need) -> Attempt<InlineData> {
     view.need(ino, need);
     view.clear()?;
     let inode = load_file(view.read, ino)?;
     if inode.kind != FileKind::Regular {
-        return Err(Error::invalid(format!("inode {ino} is not a regular file")));
+        return Err(Error::invalid(format!("inode {ino} is not a regular file")).into());
     }
-    let data = view.read.get(&keys::data(ino))?.map(Bytes::from);
+    let data = tables::DATA.get(view.read, ino)?.map(Bytes::from);
     Ok(InlineData { entry: view.rules.entry(ino, &inode), data })
 }
 
-pub(super) fn next_truncation(token_epoch: u32) -> u32 {
-    truncations(token_epoch).saturating_add(1).min(truncations(u32::MAX)) << TRUNCATION_SHIFT
-}
-
-pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Result<Entry> {
+pub fn acquire(cx: &mut Cx<'_>, r: &meta::AcquireLease) -> Attempt<Entry> {
     let Some(mut inode) = find_inode(cx.read(), r.ino)? else {
         cx.need(r.ino, Need::GetAttr);
         cx.clear()?;
@@ -152,17 +149,6 @@ pub fn close(cx: &mut Cx<'_>, r: &meta::Close) -> Result<()> {
 }
 
 impl Cx<'_> {
-    /// Acquires the right to write an existing file, and notifies relations by an empty range. The writer may
-    /// die before it commits anything: bytes that it sent may become part of the file when it is recovered.
-    pub(super) fn begin_writing(&mut self, ino: InodeId, inode: &mut Inode) -> Result<bool> {
-        let was_clean = !inode.writing.dirty;
-        let changed = self.take_writer(ino, inode);
-        if was_clean && inode.nlink > 0 {
-            self.log(inode.parent, || What::Data { ino, offset: 0, len: 0 })?;
-        }
-        Ok(changed)
-    }
-
     /// The changes of records by the end of opens of this session. `clean`: its writers left no uncommitted
     /// bytes.
     pub(super) fn close_opens(&mut self, ino: InodeId, reads: u32, writes: u32, clean: bool) -> Result<()> {

@@ -3,7 +3,6 @@
 //! A directory has one name, a file is known by its first one. Both remember the place of that name in the
 //! parent's listing, so that finding it costs one look-up.
 use super::*;
-use crate::record::Listed;
 use bytes::Bytes;
 use std::collections::HashMap;
 use weir_kv::Scan;
@@ -25,28 +24,19 @@ pub(super) fn name_at(
     ino: InodeId,
     searched_max: usize,
 ) -> Result<Option<Bytes>> {
-    let parse = |value: &[u8]| Listed::from_value(value, || format!("an entry of directory {above}"));
-    if let Some(value) = read.get(&keys::listed(above, cookie))? {
-        let listed = parse(&value)?;
-        if listed.ino == ino {
-            return Ok(Some(listed.name));
-        }
+    if let Some(listed) = tables::LISTED.get(read, (above, cookie))?.filter(|listed| listed.ino == ino) {
+        return Ok(Some(listed.name));
     }
-    let (mut found, mut left, mut bad) = (None, searched_max, None);
-    let (start, end) = keys::range_of(b'K', above.0);
-    read.scan(&start, &end, &mut |_, value| {
+    let (mut found, mut left) = (None, searched_max);
+    tables::LISTED.under(above).scan(read, &mut |_, listed| {
         if left == 0 {
             return Scan::Stop;
         }
         left -= 1;
-        match parse(value) {
-            Ok(listed) if listed.ino == ino => found = Some(listed.name),
-            Ok(_) => {}
-            Err(e) => bad = Some(e),
-        }
-        if found.is_none() && bad.is_none() { Scan::More } else { Scan::Stop }
+        found = (listed.ino == ino).then_some(listed.name);
+        if found.is_none() { Scan::More } else { Scan::Stop }
     })?;
-    bad.map_or(Ok(found), Err)
+    Ok(found)
 }
 
 /// The directory of an inode's first name, and that name. `None`: it has none.
@@ -65,19 +55,10 @@ pub(crate) fn place_of(read: &dyn Read, ino: InodeId) -> Result<Option<(InodeId,
 /// The names of a file, at most `limit`: the first one, then the others.
 pub(crate) fn names_of(read: &dyn Read, ino: InodeId, limit: usize) -> Result<Vec<(InodeId, Bytes)>> {
     let mut names: Vec<(InodeId, Bytes)> = place_of(read, ino)?.into_iter().collect();
-    let (mut is_damaged, (start, end)) = (false, keys::range_of(b'N', ino.0));
-    read.scan(&start, &end, &mut |key, _| {
-        let Some((dir, name)) = keys::link_place(key) else {
-            is_damaged = true;
-            return Scan::Stop;
-        };
-        if names.len() >= limit {
-            return Scan::Stop;
-        }
-        names.push((dir, Bytes::copy_from_slice(name)));
-        Scan::More
-    })?;
-    if is_damaged { Err(Error::damaged("a link's key is damaged")) } else { Ok(names) }
+    let left = limit.saturating_sub(names.len());
+    let place = |(_, dir, name): (InodeId, InodeId, &[u8])| (dir, Bytes::copy_from_slice(name));
+    names.extend(tables::LINKS.under(ino).keys(read, left, place)?);
+    Ok(names)
 }
 
 /// Paths of many inodes of one volume, below its topmost directory.

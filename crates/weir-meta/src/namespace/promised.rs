@@ -60,7 +60,7 @@ impl Cx<'_> {
 
     /// One more inode of the account is about to exist: if a limit has no space for it beside the promised
     /// numbers, these are taken back first.
-    pub(super) fn take_numbers_back(&mut self, account: Account) -> Result<()> {
+    pub(super) fn take_numbers_back(&mut self, account: Account) -> Attempt<()> {
         if self.rules.leases.promised(|of| of != Account::NONE).next().is_none() {
             return Ok(()); // most creates: their limits are read once
         }

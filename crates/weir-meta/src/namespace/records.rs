@@ -1,13 +1,13 @@
 //! Records of inodes, directories and names: loading them, and the errors if they are missing.
-use crate::keys;
-use crate::record::{Access, Inode, Link, Record, Tally, directory_attr};
+use crate::record::{Access, Inode, Link, Tally, directory_attr};
+use crate::tables;
 use weir_kv::Read;
 use weir_proto::meta::{Attr, FileKind, NAME_MAX};
+use weir_proto::posix::Owned;
 use weir_proto::{Error, InodeId, NameRule, Result};
 
 pub fn find_inode(read: &dyn Read, ino: InodeId) -> Result<Option<Inode>> {
-    let value = read.get(&keys::inode(ino))?;
-    value.map(|v| Inode::from_value(&v, || format!("inode {ino}"))).transpose()
+    tables::INODES.get(read, ino)
 }
 
 /// A file that must exist and must not be a directory.
@@ -22,8 +22,7 @@ pub(super) fn load_file(read: &dyn Read, ino: InodeId) -> Result<Inode> {
 }
 
 pub(super) fn find_access(read: &dyn Read, dir: InodeId) -> Result<Option<Access>> {
-    let value = read.get(&keys::access(dir))?;
-    value.map(|v| Access::from_value(&v, || format!("directory {dir}"))).transpose()
+    tables::ACCESS.get(read, dir)
 }
 
 /// A directory that must exist.
@@ -38,13 +37,11 @@ pub(super) fn load_access(read: &dyn Read, dir: InodeId) -> Result<Access> {
 }
 
 pub(super) fn load_tally(read: &dyn Read, dir: InodeId) -> Result<Tally> {
-    let value = read.get(&keys::tally(dir))?.ok_or_else(|| stale(dir))?;
-    Tally::from_value(&value, || format!("the counts of directory {dir}"))
+    tables::TALLIES.get(read, dir)?.ok_or_else(|| stale(dir))
 }
 
 pub fn find_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Option<Link>> {
-    let value = read.get(&keys::name(dir, name))?;
-    value.map(|v| Link::from_value(&v, || format!("{:?} in directory {dir}", show(name)))).transpose()
+    tables::NAMES.get(read, (dir, name))
 }
 
 pub(super) fn load_link(read: &dyn Read, dir: InodeId, name: &[u8]) -> Result<Link> {
@@ -56,12 +53,20 @@ pub(super) fn directory(read: &dyn Read, dir: InodeId) -> Result<Attr> {
     Ok(directory_attr(dir, &load_access(read, dir)?, &load_tally(read, dir)?))
 }
 
-/// Owner, group and mode of an inode of a kind known from its name.
-pub(super) fn owner_of(read: &dyn Read, ino: InodeId, kind: FileKind) -> Result<(u32, u32, u32)> {
+/// Mode, owner and group of an inode of a kind known from its name.
+pub(super) fn owner_of(read: &dyn Read, ino: InodeId, kind: FileKind) -> Result<Owned> {
     if kind == FileKind::Directory {
-        return load_access(read, ino).map(|a| (a.uid, a.gid, a.mode));
+        return load_access(read, ino).map(|access| access.owned());
     }
-    load_file(read, ino).map(|i| (i.uid, i.gid, i.mode))
+    load_file(read, ino).map(|inode| inode.owned())
+}
+
+/// Mode, owner and group of an inode of any kind.
+pub(super) fn owner_of_any(read: &dyn Read, ino: InodeId) -> Result<Owned> {
+    match find_inode(read, ino)? {
+        Some(inode) => Ok(inode.owned()),
+        None => load_access(read, ino).map(|access| access.owned()),
+    }
 }
 
 pub(super) fn stale(ino: InodeId) -> Error {

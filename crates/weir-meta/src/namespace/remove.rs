@@ -2,7 +2,6 @@
 use super::charge::Charge;
 use super::gate::OwnDir;
 use super::*;
-use weir_kv::Scan;
 use weir_proto::meta::{self, Removed};
 use weir_proto::relation::What;
 
@@ -13,8 +12,8 @@ impl Cx<'_> {
             tally.subdirectories.saturating_sub(u64::from(link.kind == FileKind::Directory));
         tally.mtime = self.rules.now;
         tally.ctime = self.rules.after(tally.ctime);
-        self.txn.delete(&keys::name(dir, name));
-        self.txn.delete(&keys::listed(dir, link.cookie));
+        tables::NAMES.delete(self.txn, (dir, name));
+        tables::LISTED.delete(self.txn, (dir, link.cookie));
     }
 
     /// Removes one link of a file; its name has been removed already.
@@ -33,7 +32,7 @@ impl Cx<'_> {
             return self.destroy(ino, &inode);
         }
         for session in openers {
-            self.txn.put(&keys::held(ino, session), &[]);
+            tables::HELD.put(self.txn, (ino, session), &Present);
         }
         // The directory may be removed before the file; snapshots need its volume until then.
         inode.parent = volume::load(self.read(), self.volume_of(inode.parent)?)?.root;
@@ -44,18 +43,17 @@ impl Cx<'_> {
 
     /// The first link has no record: if it is removed, another takes its place and its charge.
     fn drop_one_of_many(&mut self, dir: InodeId, name: &[u8], ino: InodeId, inode: &mut Inode) -> Result<()> {
-        let key = keys::link(ino, dir, name);
-        if self.txn.get(&key)?.is_some() {
-            self.txn.delete(&key);
+        if tables::LINKS.has(self.read(), (ino, dir, name))? {
+            tables::LINKS.delete(self.txn, (ino, dir, name));
             return Ok(());
         }
-        let (start, end) = keys::range_of(b'N', ino.0);
-        let heir = first_key(self.read(), &start, &end)?;
-        let Some((heir_dir, heir_name)) = heir.as_deref().and_then(keys::link_place) else {
+        let heir =
+            tables::LINKS.under(ino).keys(self.read(), 1, |(_, dir, name)| (dir, name.to_vec()))?.pop();
+        let Some((heir_dir, heir_name)) = heir else {
             return Err(Error::damaged(format!("inode {ino} has {} links more than names", inode.nlink)));
         };
-        inode.cookie = load_link(self.read(), heir_dir, heir_name)?.cookie;
-        self.txn.delete(heir.as_deref().expect("found above"));
+        inode.cookie = load_link(self.read(), heir_dir, &heir_name)?.cookie;
+        tables::LINKS.delete(self.txn, (ino, heir_dir, &heir_name));
         if heir_dir != inode.parent {
             self.charge(inode.parent, Charge::file(inode).back())?;
             self.charge(heir_dir, Charge::file(inode))?;
@@ -66,12 +64,12 @@ impl Cx<'_> {
 
     /// Removes a file that has neither name nor opener, and records its cells for the sweeper.
     fn destroy(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
-        self.txn.delete(&keys::inode(ino));
+        tables::INODES.delete(self.txn, ino);
         // Unconditionally: a delete costs less than to check whether it exists.
-        self.txn.delete(&keys::data(ino));
-        self.delete_range(keys::range_of(b'X', ino.0))?;
+        tables::DATA.delete(self.txn, ino);
+        tables::XATTRS.under(ino).delete_all(self.txn)?;
         if inode.evicted > 0 {
-            self.delete_range(keys::range_of(b'W', ino.0))?;
+            tables::EVICTED.under(ino).delete_all(self.txn)?;
             self.events.truncated.push((ino, 0));
         }
         self.release_object(ino, inode)?;
@@ -85,18 +83,18 @@ impl Cx<'_> {
         self.drop_link(dir, name, link.ino)
     }
     /// The same, unless the volume's trash keeps it.
-    pub(super) fn remove_or_keep(&mut self, dir: &OwnDir, name: &[u8], link: &Link) -> Result<()> {
+    pub(super) fn remove_or_keep(&mut self, dir: &OwnDir, name: &[u8], link: &Link) -> Attempt<()> {
         match trash::keep_file(self, (dir.ino(), dir.access()), name, link)? {
             true => Ok(()),
-            false => self.remove_file(dir.ino(), name, link),
+            false => Ok(self.remove_file(dir.ino(), name, link)?),
         }
     }
     /// In a directory with the sticky bit users remove only their own files.
     pub(super) fn require_removable(&self, cred: &Cred, dir: &Access, link: &Link) -> Result<()> {
-        match dir.mode & STICKY {
-            0 => Ok(()),
-            _ => require_sticky(cred, dir, owner_of(self.read(), link.ino, link.kind)?.0),
+        if !dir.owned().is_sticky() {
+            return Ok(());
         }
+        require_sticky(cred, dir, owner_of(self.read(), link.ino, link.kind)?.uid)
     }
     /// An empty directory is removed.
     pub(super) fn remove_directory(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
@@ -110,36 +108,15 @@ impl Cx<'_> {
         log_removed(self, dir, name, link)
     }
 
-    pub fn delete_range(&mut self, (start, end): (Vec<u8>, Vec<u8>)) -> Result<()> {
-        let mut found = Vec::new();
-        self.txn.scan(&start, &end, &mut |key, _| {
-            found.push(key.to_vec());
-            Scan::More
-        })?;
-        for key in found {
-            self.txn.delete(&key);
-        }
-        Ok(())
-    }
-
     /// Removes an empty directory whose name has been removed already.
     pub(super) fn destroy_directory(&mut self, parent: InodeId, dir: InodeId) -> Result<()> {
-        self.txn.delete(&keys::access(dir));
-        self.txn.delete(&keys::tally(dir));
-        self.delete_range(keys::range_of(b'X', dir.0))?;
-        self.delete_range(keys::range_of(b'R', dir.0))?;
+        tables::ACCESS.delete(self.txn, dir);
+        tables::TALLIES.delete(self.txn, dir);
+        tables::XATTRS.under(dir).delete_all(self.txn)?;
+        tables::USAGE.under(dir).delete_all(self.txn)?;
         self.events.gone.push(dir);
         self.charge(parent, Charge { directories: -1, ..Charge::default() })
     }
-}
-
-fn first_key(read: &dyn Read, start: &[u8], end: &[u8]) -> Result<Option<Vec<u8>>> {
-    let mut first = None;
-    read.scan(start, end, &mut |key, _| {
-        first = Some(key.to_vec());
-        Scan::Stop
-    })?;
-    Ok(first)
 }
 
 /// The entry to remove, checked, without a conflicting lease.
@@ -149,7 +126,7 @@ fn prepare_removal(
     parent: InodeId,
     name: &[u8],
     fits: impl FnOnce(FileKind) -> Result<()>,
-) -> Result<(OwnDir, Link)> {
+) -> Attempt<(OwnDir, Link)> {
     check_name(name)?;
     let dir = cx.dir_to_search(cred, parent)?;
     dir.require_listed(cx)?;
@@ -160,7 +137,7 @@ fn prepare_removal(
     Ok((dir.revoke(cx, &[link.ino])?, link))
 }
 
-pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
+pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Attempt<Removed> {
     let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => {
             Err(Error::name(NameRule::IsDirectory, format!("{:?} is a directory", show(&r.name))))
@@ -175,7 +152,7 @@ pub fn unlink(cx: &mut Cx<'_>, r: &meta::Unlink) -> Result<Removed> {
     })
 }
 
-pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Result<Removed> {
+pub fn rmdir(cx: &mut Cx<'_>, r: &meta::Rmdir) -> Attempt<Removed> {
     let (dir, link) = prepare_removal(cx, &r.cred, r.parent, &r.name, |kind| match kind {
         FileKind::Directory => Ok(()),
         _ => Err(Error::name(NameRule::NotDirectory, format!("{:?} is not a directory", show(&r.name)))),
@@ -215,9 +192,8 @@ pub(super) fn require_empty(read: &dyn Read, dir: InodeId) -> Result<()> {
 
 /// A session has no more opens of a nameless file; the last one deletes the file.
 pub fn release_orphan(cx: &mut Cx<'_>, ino: InodeId, session: SessionId) -> Result<()> {
-    cx.txn.delete(&keys::held(ino, session));
-    let (start, end) = keys::range_of(b'H', ino.0);
-    if first_key(cx.read(), &start, &end)?.is_some() {
+    tables::HELD.delete(cx.txn, (ino, session));
+    if tables::HELD.under(ino).has_any(cx.read())? {
         return Ok(());
     }
     match find_inode(cx.read(), ino)? {

@@ -4,7 +4,6 @@ use super::*;
 use crate::record::Listed;
 use bytes::Bytes;
 use volume::volume_of;
-use weir_kv::Scan;
 
 /// Names that one step of a removal removes.
 const REMOVED_AT_ONCE: usize = 128;
@@ -14,7 +13,7 @@ pub(super) type Gone = dyn Fn(&mut Cx<'_>, InodeId, &[u8], InodeId) -> Result<()
 
 /// Removes a few names below a directory, deepest first, and calls `gone` for each. True: none are left
 /// except of other volumes.
-pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &Gone) -> Result<bool> {
+pub(super) fn remove_below(cx: &mut Cx<'_>, of: VolumeId, top: InodeId, gone: &Gone) -> Attempt<bool> {
     let mut dir = top;
     loop {
         let found = first_names(cx.read(), dir)?;
@@ -53,17 +52,7 @@ pub(super) fn nothing_more(_: &mut Cx<'_>, _: InodeId, _: &[u8], _: InodeId) -> 
 }
 
 fn first_names(read: &dyn Read, dir: InodeId) -> Result<Vec<(Link, Bytes)>> {
-    let (mut found, mut bad) = (Vec::new(), None);
-    let (start, end) = keys::range_of(b'K', dir.0);
-    read.scan(&start, &end, &mut |key, value| {
-        match Listed::from_value(value, || format!("an entry of directory {dir}")) {
-            Ok(Listed { ino, kind, name }) => {
-                let cookie = keys::cookie_of(key).unwrap_or(u64::MAX);
-                found.push((Link { ino, kind, cookie }, name));
-            }
-            Err(e) => bad = Some(e),
-        }
-        if found.len() < REMOVED_AT_ONCE && bad.is_none() { Scan::More } else { Scan::Stop }
-    })?;
-    bad.map_or(Ok(found), Err)
+    tables::LISTED.under(dir).collect(read, REMOVED_AT_ONCE, |(_, cookie), Listed { ino, kind, name }| {
+        (Link { ino, kind, cookie }, name)
+    })
 }

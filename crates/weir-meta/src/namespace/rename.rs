@@ -15,7 +15,7 @@ pub(super) struct End<'a> {
     pub name: &'a [u8],
 }
 
-pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Result<Renamed> {
+pub fn rename(cx: &mut Cx<'_>, r: &meta::Rename) -> Attempt<Renamed> {
     check_name(&r.name)?;
     check_name(&r.new_name)?;
     let (from, to) = (cx.dir_to_search(&r.cred, r.parent)?, cx.dir_to_search(&r.cred, r.new_parent)?);
@@ -63,13 +63,14 @@ fn check_mode(r: &meta::Rename, target: Option<&Link>) -> Result<()> {
 
 /// Whether `link` may leave its directory for another.
 fn check_leaves(read: &dyn Read, cred: &Cred, dir: &Access, link: &Link, across: bool) -> Result<()> {
-    if dir.mode & STICKY == 0 && !(across && link.kind == FileKind::Directory) {
+    let moves_directory = across && link.kind == FileKind::Directory;
+    if !dir.owned().is_sticky() && !moves_directory {
         return Ok(());
     }
-    let (uid, gid, mode) = owner_of(read, link.ino, link.kind)?;
-    require_sticky(cred, dir, uid)?;
+    let owned = owner_of(read, link.ino, link.kind)?;
+    require_sticky(cred, dir, owned.uid)?;
     // Its ".." changes: that is a write to the directory itself.
-    if across && link.kind == FileKind::Directory && !allows(read, cred, link.ino, (mode, uid, gid), WRITE)? {
+    if moves_directory && !allows(read, cred, link.ino, owned, WRITE)? {
         return Err(Error::denied(format!("user {} may not change directory {}", cred.uid, link.ino)));
     }
     Ok(())
@@ -124,6 +125,7 @@ fn carry_out(
     (from, to): &(OwnDir, OwnDir),
     (moved, other): (&Link, Option<&Link>),
 ) -> Result<()> {
+    assert_ne!(Some(moved.ino), other.map(|o| o.ino), "two links of one file are not renamed");
     log_renamed(cx, r, moved, other)?;
     let from = End { dir: from.ino(), name: &r.name };
     let to = End { dir: to.ino(), name: &r.new_name };
@@ -229,10 +231,9 @@ pub(super) fn move_file(cx: &mut Cx<'_>, link: &Link, from: End<'_>, to: End<'_>
 fn relocate_file(cx: &mut Cx<'_>, ino: InodeId, from: End<'_>, (to, place): (End<'_>, u64)) -> Result<()> {
     let mut inode = load_file(cx.read(), ino)?;
     inode.ctime = cx.rules.after(inode.ctime);
-    let extra = keys::link(ino, from.dir, from.name);
-    if inode.nlink > 1 && cx.txn.get(&extra)?.is_some() {
-        cx.txn.delete(&extra);
-        cx.txn.put(&keys::link(ino, to.dir, to.name), &[]);
+    if inode.nlink > 1 && tables::LINKS.has(cx.read(), (ino, from.dir, from.name))? {
+        tables::LINKS.delete(cx.txn, (ino, from.dir, from.name));
+        tables::LINKS.put(cx.txn, (ino, to.dir, to.name), &Present);
     } else {
         if from.dir != to.dir {
             cx.charge(from.dir, Charge::file(&inode).back())?;

@@ -1,5 +1,6 @@
 //! The data of a usage report on inodes, in batches that take the leader a moment each.
 use super::*;
+use crate::keys::Letter;
 use weir_kv::Scan;
 use weir_proto::volume::{DirectoryFacts, FileFacts, SCANNED_MAX, ScanInodes, Scanned};
 
@@ -15,8 +16,11 @@ pub fn scan(view: &mut View<'_>, r: &ScanInodes) -> Result<Scanned> {
     let mut scanned =
         Scanned { directories: Vec::new(), files: Vec::new(), last: InodeId(u64::MAX), end: true };
     let Some(first) = r.after.0.checked_add(1).map(InodeId) else { return Ok(scanned) };
-    let (letter, start) =
-        if r.directories { (b'A', keys::access(first)) } else { (b'I', keys::inode(first)) };
+    let (letter, start) = if r.directories {
+        (Letter::Access, tables::ACCESS.key(first))
+    } else {
+        (Letter::Inode, tables::INODES.key(first))
+    };
     let (mut seen, mut bad) = (0, None);
     view.read.scan(&start, &keys::range_of_letter(letter).1, &mut |key, value| {
         if seen == SCANNED_MAX {

@@ -33,20 +33,8 @@ pub fn load_all(read: &dyn Read) -> Result<Snapshots> {
 
 /// Those of one volume or of all, in order.
 fn records(read: &dyn Read, of: Option<VolumeId>) -> Result<Vec<(VolumeId, u32, SnapshotRecord)>> {
-    let (mut found, mut bad) = (Vec::new(), None);
-    let (start, end) = match of {
-        Some(volume) => keys::range_of_short(b's', volume.0),
-        None => (b"s".to_vec(), b"t".to_vec()),
-    };
-    read.scan(&start, &end, &mut |key, value| {
-        match (keys::snapshot_pair(key), SnapshotRecord::from_value(value, || "a snapshot".to_owned())) {
-            (Some((volume, number)), Ok(record)) => found.push((volume, number, record)),
-            (None, _) => bad = Some(Error::damaged("a snapshot's key is damaged")),
-            (_, Err(e)) => bad = Some(e),
-        }
-        if bad.is_none() { Scan::More } else { Scan::Stop }
-    })?;
-    bad.map_or(Ok(found), Err)
+    let span = of.map_or_else(|| tables::SNAPSHOTS.all(), |volume| tables::SNAPSHOTS.under(volume));
+    span.collect(read, usize::MAX, |(volume, number), record| (volume, number, record))
 }
 
 /// Whether a volume has snapshots, including those being removed; `but_scheduled`: not counting those of a
@@ -67,21 +55,21 @@ pub fn list(view: &mut View<'_>, r: &SnapshotList) -> Result<weir_proto::snapsho
     Ok(weir_proto::snapshot::Snapshots { snapshots })
 }
 
-pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Result<Snapshot> {
+pub fn take(cx: &mut Cx<'_>, r: &SnapshotTake) -> Attempt<Snapshot> {
     volume::load_as_admin(cx.read(), &r.cred, r.volume)?;
     take_named(cx, r.volume, &r.name, false)
 }
 
-fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Result<Snapshot> {
+fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Attempt<Snapshot> {
     weir_proto::volume::check_volume_name(name)?;
     cx.require_own(of)?;
     let record = volume::load(cx.read(), of)?;
     let known = records(cx.read(), Some(of))?;
     if known.iter().any(|(_, _, s)| s.name == name && !s.deleting) {
-        return Err(Error::exists(format!("volume {:?} has a snapshot {name:?} already", record.name)));
+        return Err(Error::exists(format!("volume {:?} has a snapshot {name:?} already", record.name)).into());
     }
     if known.len() >= SNAPSHOTS_MAX {
-        return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)));
+        return Err(Error::no_space(format!("volume {:?} has {SNAPSHOTS_MAX} snapshots", record.name)).into());
     }
     require_listed(cx.read(), of)?;
     super::clone::require_whole(cx.read(), of)?;
@@ -93,7 +81,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
     let (usage, in_trash) = (super::usage::volume_usage(cx.read(), of)?, super::trash::usage(cx.read(), of)?);
     let evicted = usage.evicted.saturating_sub(in_trash.evicted);
     let taken = SnapshotRecord { name, created, deleting: false, scheduled, evicted };
-    cx.txn.put(&keys::snapshot(of, number), &taken.to_value());
+    tables::SNAPSHOTS.put(cx.txn, (of, number), &taken);
     cx.events.snapshots = true;
     Ok(shown(of, record.root, number, taken))
 }
@@ -101,13 +89,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Res
 /// Names that are not enumerated yet cannot be kept.
 fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
     for (id, _) in crate::relation::store::relations(read)?.iter().filter(|(_, r)| r.volume == volume) {
-        let (start, end) = keys::range_of_short(b'l', id.0);
-        let mut not_enumerated = false;
-        read.scan(&start, &end, &mut |_, _| {
-            not_enumerated = true;
-            Scan::Stop
-        })?;
-        if not_enumerated {
+        if tables::NOT_ENUMERATED.under(*id).has_any(read)? {
             let why = format!(
                 "volume {volume} was made from {id}, and not all of its names are known yet: try again later"
             );
@@ -120,7 +102,7 @@ fn require_listed(read: &dyn Read, volume: VolumeId) -> Result<()> {
 impl Cx<'_> {
     /// A client that writes a file of the volume saves its changes. One without a file open for writing asks
     /// before it writes.
-    fn revoke_open_writers(&mut self, volume: VolumeId) -> Result<()> {
+    fn revoke_open_writers(&mut self, volume: VolumeId) -> Attempt<()> {
         self.revoke_names(volume)?;
         for (session, ino) in self.rules.leases.writers() {
             if self.rules.leases.opens_of(session, ino).write == 0 {
@@ -132,24 +114,6 @@ impl Cx<'_> {
             {
                 self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
             }
-        }
-        self.clear()
-    }
-
-    /// No other session gets the right to write in a volume while its snapshot waits for those that have it.
-    pub(super) fn wait_for_snapshot(&mut self, ino: InodeId, inode: &Inode) -> Result<()> {
-        let (leases, session) = (self.rules.leases, self.rules.session);
-        if self.rules.snapshotting.is_none()
-            || inode.nlink == 0
-            || leases.held(session, ino) == LeaseKind::Write
-        {
-            return Ok(());
-        }
-        self.wait_for_snapshot_of(self.volume_of(inode.parent)?)
-    }
-    pub(super) fn wait_for_snapshot_of(&mut self, volume: VolumeId) -> Result<()> {
-        if let Some((_, root)) = self.rules.snapshotting.filter(|(of, _)| *of == volume) {
-            self.obstacles.push(Obstacle::Snapshot { root });
         }
         self.clear()
     }
@@ -170,7 +134,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &SnapshotDelete) -> Result<Snapshot> {
         return Err(Error::name(NameRule::Busy, why));
     }
     record.deleting = true;
-    cx.txn.put(&keys::snapshot(r.volume, number), &record.to_value());
+    tables::SNAPSHOTS.put(cx.txn, (r.volume, number), &record);
     cx.events.snapshots = true;
     Ok(shown(r.volume, of.root, number, record))
 }
@@ -187,7 +151,7 @@ pub fn drop_number(cx: &mut Cx<'_>, of: VolumeId, number: u32) -> Result<()> {
     let found = records(cx.read(), Some(of))?.into_iter().find(|(_, n, _)| *n == number);
     if let Some((_, _, record)) = found {
         let record = SnapshotRecord { deleting: true, ..record };
-        cx.txn.put(&keys::snapshot(of, number), &record.to_value());
+        tables::SNAPSHOTS.put(cx.txn, (of, number), &record);
         cx.events.snapshots = true;
     }
     Ok(())
@@ -210,7 +174,7 @@ pub fn last_scheduled(read: &dyn Read, of: VolumeId) -> Result<Option<Time>> {
 }
 
 /// Takes a scheduled one, unless nothing has changed since the last one. Its name is its date.
-pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<Option<Snapshot>> {
+pub fn take_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Attempt<Option<Snapshot>> {
     if cx.rules.mirrored.contains(&of) || !has_changed(cx.read(), of)? {
         return Ok(None);
     }
@@ -237,7 +201,7 @@ fn has_changed(read: &dyn Read, of: VolumeId) -> Result<bool> {
 pub fn delete_scheduled(cx: &mut Cx<'_>, of: VolumeId) -> Result<()> {
     for (_, number, record) in records(cx.read(), Some(of))?.into_iter().filter(|(_, _, s)| s.scheduled) {
         let record = SnapshotRecord { deleting: true, ..record };
-        cx.txn.put(&keys::snapshot(of, number), &record.to_value());
+        tables::SNAPSHOTS.put(cx.txn, (of, number), &record);
         cx.events.snapshots = true;
     }
     Ok(())
@@ -254,7 +218,7 @@ pub fn expire(cx: &mut Cx<'_>, of: VolumeId, keep: &SnapshotRetention) -> Result
         let is_used = super::clone::user_of(cx.read(), number)?.is_some();
         if gone.contains(&Date::of(record.created)) && !is_used {
             record.deleting = true;
-            cx.txn.put(&keys::snapshot(of, number), &record.to_value());
+            tables::SNAPSHOTS.put(cx.txn, (of, number), &record);
             cx.events.snapshots = true;
             removed += 1;
         }
@@ -288,7 +252,7 @@ pub fn forget_some(cx: &mut Cx<'_>, volume: VolumeId, number: u32) -> Result<boo
         }
     }
     if last {
-        cx.txn.delete(&keys::snapshot(volume, number));
+        tables::SNAPSHOTS.delete(cx.txn, (volume, number));
         cx.events.snapshots = true;
     }
     Ok(last)
@@ -303,7 +267,7 @@ impl Cx<'_> {
         let Some(number) = key.get(1..9).and_then(|n| n.try_into().ok()).map(u64::from_be_bytes) else {
             return Err(Error::damaged("a record of a snapshot has no key"));
         };
-        for record in [keys::access(InodeId(number)), keys::inode(InodeId(number))] {
+        for record in [tables::ACCESS.key(InodeId(number)), tables::INODES.key(InodeId(number))] {
             if let Some(value) = self.txn.get(&keys::kept(before, &record))?
                 && kept_value(&value)?.is_none()
             {
@@ -316,20 +280,20 @@ impl Cx<'_> {
     fn drop_kept(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let Some(value) = kept_value(value)? else { return Ok(()) };
         let Some((object, first_pg, pg_count)) = object_in(key, value)? else { return Ok(()) };
-        self.txn.add(&keys::object(object), -1);
+        tables::REFERENCES.add(self.txn, object, -1);
         if references(self.read(), object)? > 0 {
             return Ok(());
         }
-        self.txn.delete(&keys::object(object));
+        tables::REFERENCES.delete(self.txn, object);
         let ino = InodeId(u64::from_be_bytes(key[1..9].try_into().expect("eight bytes")));
         if find_inode(self.read(), ino)?.is_some_and(|inode| inode.object(ino) == object)
             || is_owned(self.read(), object)?
         {
             return Ok(());
         }
-        self.txn.delete(&keys::owner(object));
+        tables::OBJECT_OWNERS.delete(self.txn, object);
         let garbage = Garbage { first_pg, pg_count, truncation: StripeTruncation::ALL };
-        self.txn.put(&keys::garbage(self.rules.now, object), &garbage.to_value());
+        tables::GARBAGE.put(self.txn, (tables::garbage_time(self.rules.now), object), &garbage);
         self.events.garbage = true;
         Ok(())
     }

@@ -158,34 +158,22 @@ pub fn list(view: &mut View<'_>, r: &SnapshotReadDir) -> Result<SnapshotListing>
     require(&snapshot_view, &r.cred, &load_access(&snapshot_view, r.dir)?, r.dir, READ)?;
     let tally = load_tally(&snapshot_view, r.dir)?;
     let most = (r.limit as usize).clamp(1, ENTRIES_MAX);
-    let (mut entries, mut end, mut bad) = (Vec::new(), true, None);
+    let (mut entries, mut end) = (Vec::new(), true);
     if r.after >= tally.next_cookie {
         return Ok(SnapshotListing { entries: Vec::new(), end });
     }
     let trash = trash::of(view.read, snapshot_view.volume)?;
-    let (start, stop) = (keys::listed(r.dir, r.after + 1), keys::listed(r.dir, tally.next_cookie));
-    snapshot_view.scan(&start, &stop, &mut |key, value| {
+    let listed = tables::LISTED.between((r.dir, r.after + 1), (r.dir, tally.next_cookie));
+    listed.scan(&snapshot_view, &mut |(_, cookie), Listed { ino, kind, name }| {
         if entries.len() == most {
             end = false;
             return Scan::Stop;
         }
-        match Listed::from_value(value, || format!("an entry of directory {}", r.dir)) {
-            Ok(Listed { ino, kind, name }) => {
-                if snapshot_view.is_shown(ino, kind) && trash != Some(ino) {
-                    let cookie = keys::cookie_of(key).unwrap_or(u64::MAX);
-                    entries.push((name, ino, cookie));
-                }
-                Scan::More
-            }
-            Err(e) => {
-                bad = Some(e);
-                Scan::Stop
-            }
+        if snapshot_view.is_shown(ino, kind) && trash != Some(ino) {
+            entries.push((name, ino, cookie));
         }
+        Scan::More
     })?;
-    if let Some(e) = bad {
-        return Err(e);
-    }
     let shown = entries.into_iter().map(|(name, ino, cookie)| {
         let attr = snapshot_view.attr(ino)?;
         Ok(SnapshotEntry { name, cookie, attr })
@@ -196,7 +184,7 @@ pub fn list(view: &mut View<'_>, r: &SnapshotReadDir) -> Result<SnapshotListing>
 pub fn get_xattr(view: &mut View<'_>, r: &SnapshotGetXattr) -> Result<SnapshotXattrValue> {
     let snapshot_view = snapshot_view(view, r.snapshot)?;
     snapshot_view.attr(r.ino)?;
-    let value = snapshot_view.get(&keys::xattr(r.ino, &r.name))?;
+    let value = tables::XATTRS.get(&snapshot_view, (r.ino, &r.name))?;
     let value = value.ok_or_else(|| {
         Error::name(NameRule::NoAttribute, format!("inode {} had no attribute {:?}", r.ino, show(&r.name)))
     })?;
@@ -206,15 +194,12 @@ pub fn get_xattr(view: &mut View<'_>, r: &SnapshotGetXattr) -> Result<SnapshotXa
 pub fn list_xattr(view: &mut View<'_>, r: &SnapshotListXattr) -> Result<SnapshotXattrNames> {
     let snapshot_view = snapshot_view(view, r.snapshot)?;
     snapshot_view.attr(r.ino)?;
-    let (mut names, (start, end)) = (Vec::new(), keys::range_of(b'X', r.ino.0));
-    snapshot_view.scan(&start, &end, &mut |key, _| {
-        names.push(Bytes::copy_from_slice(keys::xattr_name(key)));
-        Scan::More
-    })?;
+    let name = |(_, name): (InodeId, &[u8])| Bytes::copy_from_slice(name);
+    let names = tables::XATTRS.under(r.ino).keys(&snapshot_view, usize::MAX, name)?;
     Ok(SnapshotXattrNames { names })
 }
 
-pub fn open(cx: &mut Cx<'_>, r: &SnapshotOpen) -> Result<SnapshotOpened> {
+pub fn open(cx: &mut Cx<'_>, r: &SnapshotOpen) -> Attempt<SnapshotOpened> {
     let opened = read_open(cx.read(), cx.rules, r)?;
     cx.outlive_fence(r.ino, opened.attr.layers.map_or(r.ino, |l| l.object), opened.fence)?;
     Ok(opened)
@@ -224,13 +209,11 @@ pub fn read_open(read: &dyn Read, rules: &Rules<'_>, r: &SnapshotOpen) -> Result
     let snapshot_view = SnapshotView::new(read, rules.snapshots, r.snapshot)?;
     let inode = load_file(&snapshot_view, r.ino)?;
     let (want, verb) = if r.execute { (EXECUTE, "execute") } else { (READ, "read") };
-    if inode.kind != FileKind::Symlink
-        && !allows(&snapshot_view, &r.cred, r.ino, (inode.mode, inode.uid, inode.gid), want)?
-    {
+    if inode.kind != FileKind::Symlink && !allows(&snapshot_view, &r.cred, r.ino, inode.owned(), want)? {
         return Err(Error::denied(format!("user {} may not {verb} inode {}", r.cred.uid, r.ino)));
     }
-    let inline = snapshot_view.get(&keys::data(r.ino))?.map(Bytes::from);
-    let fence = if inode.writing.dirty { open::next_truncation(inode.writing.token_epoch) } else { 0 };
+    let inline = tables::DATA.get(&snapshot_view, r.ino)?.map(Bytes::from);
+    let fence = if inode.writing.dirty { writer::next_truncation(inode.writing.token_epoch) } else { 0 };
     let now = find_inode(read, r.ino)?;
     // Its leftovers are decided before the file gets another object.
     let is_left = |now: &Inode| now.object(r.ino) == inode.object(r.ino) && rules.must_recover(r.ino, now);

@@ -15,7 +15,6 @@ use crate::keys::Sequence;
 use crate::namespace::create::next_number;
 use crate::record::TrashRecord;
 use bytes::Bytes;
-use weir_kv::Scan;
 use weir_proto::date::Date;
 use weir_proto::meta::Usage;
 use weir_proto::relation::What;
@@ -37,27 +36,13 @@ pub type Part = (u64, TrashRecord);
 
 /// The directory of a volume's trash, if it has or had one.
 pub fn of(read: &dyn Read, volume: VolumeId) -> Result<Option<InodeId>> {
-    let value = read.get(&keys::trash(volume, 0))?;
-    let record = value.map(|v| TrashRecord::from_value(&v, || format!("the trash of volume {volume}")));
-    Ok(record.transpose()?.map(|r| r.dir))
+    Ok(tables::TRASH.get(read, (volume, 0))?.map(|record| record.dir))
 }
 
 /// Parts of a volume's trash, oldest first.
 fn parts(read: &dyn Read, volume: VolumeId, limit: usize) -> Result<Vec<Part>> {
-    let (mut found, mut bad) = (Vec::new(), None);
-    let end = keys::after(&keys::trash(volume, u64::MAX)[..5]);
-    read.scan(&keys::trash(volume, 1), &end, &mut |key, value| {
-        match (
-            keys::long_number(key),
-            TrashRecord::from_value(value, || format!("the trash of volume {volume}")),
-        ) {
-            (Some(from), Ok(record)) => found.push((from, record)),
-            (None, _) => bad = Some(Error::damaged("the key of a trash is damaged")),
-            (_, Err(e)) => bad = Some(e),
-        }
-        if found.len() < limit && bad.is_none() { Scan::More } else { Scan::Stop }
-    })?;
-    bad.map_or(Ok(found), Err)
+    let parts = tables::TRASH.from(volume, (volume, 1));
+    parts.collect(read, limit, |(_, from), record| (from, record))
 }
 
 pub fn oldest(read: &dyn Read, volume: VolumeId) -> Result<Option<Part>> {
@@ -73,12 +58,8 @@ pub fn to_empty(read: &dyn Read, volume: VolumeId) -> Result<Option<InodeId>> {
 /// The next volume after `after` that has a trash.
 pub fn next_volume(read: &dyn Read, after: VolumeId) -> Result<Option<VolumeId>> {
     let Some(next) = after.0.checked_add(1) else { return Ok(None) };
-    let mut found = None;
-    read.scan(&keys::trash(VolumeId(next), 0), b"u", &mut |key, _| {
-        found = key.get(1..5).and_then(|k| k.try_into().ok()).map(u32::from_be_bytes);
-        Scan::Stop
-    })?;
-    Ok(found.map(VolumeId))
+    let next = tables::TRASH.from(All, (VolumeId(next), 0));
+    Ok(next.keys(read, 1, |(volume, _)| volume)?.pop())
 }
 
 /// The usage of a volume's trash.
@@ -128,7 +109,7 @@ fn part_name((from, until): (Time, Time)) -> String {
 // ---- keeping
 
 /// A volume gets a trash.
-pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<()> {
+pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Attempt<()> {
     if let Some(dir) = of(cx.read(), volume)?
         && find_access(cx.read(), dir)?.is_some()
     {
@@ -139,16 +120,17 @@ pub(super) fn begin(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId) -> Result<
         return Err(Error::exists(format!(
             "{:?} is in the volume's directory: give it another name",
             show(TRASH)
-        )));
+        ))
+        .into());
     }
     make_trash(cx, volume, root, TRASH).map(drop)
 }
 
 /// All users that may search it can read it, and only the leader changes it.
-fn make_trash(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId, name: &[u8]) -> Result<InodeId> {
+fn make_trash(cx: &mut Cx<'_>, volume: VolumeId, root: InodeId, name: &[u8]) -> Attempt<InodeId> {
     let dir = cx.make_directory(root, name, (0o755, 0, 0))?;
     let record = TrashRecord { dir, until: Time { nanos: 0 } };
-    cx.txn.put(&keys::trash(volume, 0), &record.to_value());
+    tables::TRASH.put(cx.txn, (volume, 0), &record);
     Ok(dir)
 }
 
@@ -158,7 +140,7 @@ pub(super) fn keep_file(
     (dir, access): (InodeId, &Access),
     name: &[u8],
     link: &Link,
-) -> Result<bool> {
+) -> Attempt<bool> {
     if cx.trash_s(access.volume) == 0 || !super::remove::is_last(cx.read(), link.ino)? {
         return Ok(false);
     }
@@ -181,12 +163,12 @@ pub(super) fn keep_file(
 }
 
 /// An empty directory that is removed leaves a copy of itself in the trash.
-pub(super) fn keep_directory(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<()> {
+pub(super) fn keep_directory(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Attempt<()> {
     place_of(cx, dir, access).map(drop)
 }
 
 /// The directory in the trash for files removed from a directory: created if it is missing. `None`: none.
-fn place_of(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Result<Option<InodeId>> {
+fn place_of(cx: &mut Cx<'_>, dir: InodeId, access: &Access) -> Attempt<Option<InodeId>> {
     let volume = access.volume;
     let trash_s = cx.trash_s(volume);
     if trash_s == 0 {
@@ -238,7 +220,7 @@ fn part_of(
     (volume, root): (VolumeId, InodeId),
     trash: InodeId,
     trash_s: u32,
-) -> Result<InodeId> {
+) -> Attempt<InodeId> {
     let now = cx.rules.now;
     if let Some((_, last)) = parts(cx.read(), volume, usize::MAX)?.pop()
         && now.nanos < last.until.nanos
@@ -251,19 +233,16 @@ fn part_of(
     let name = cx.free_name(trash, part_name(stretch).as_bytes())?;
     let dir = cx.make_like(trash, &name, root)?;
     let mut from = stretch.0.nanos.max(1) as u64;
-    if cx.txn.get(&keys::trash(volume, from))?.is_some() {
+    if tables::TRASH.has(cx.txn, (volume, from))? {
         from = now.nanos.max(1) as u64; // a user moved that one away
     }
-    cx.txn.put(&keys::trash(volume, from), &TrashRecord { dir, until: stretch.1 }.to_value());
+    tables::TRASH.put(cx.txn, (volume, from), &TrashRecord { dir, until: stretch.1 });
     Ok(dir)
 }
 
 /// The directory in `place` of the trash that corresponds to `dir`.
-fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> Result<InodeId> {
-    let key = keys::trashed(part, dir);
-    let known =
-        cx.txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v)));
-    if let Some(there) = known
+fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> Attempt<InodeId> {
+    if let Some(there) = tables::TRASHED.get(cx.read(), (part, dir))?
         && find_access(cx.read(), there)?.is_some_and(|access| access.parent == place)
     {
         cx.keep_alike(there, dir)?;
@@ -272,7 +251,7 @@ fn counterpart(cx: &mut Cx<'_>, part: InodeId, place: InodeId, dir: InodeId) -> 
     let name = name_of(cx.read(), dir)?;
     let name = cx.free_name(place, &name)?;
     let there = cx.make_like(place, &name, dir)?;
-    cx.txn.put(&key, &there.0.to_le_bytes());
+    tables::TRASHED.put(cx.txn, (part, dir), &there);
     Ok(there)
 }
 
@@ -290,7 +269,7 @@ impl Cx<'_> {
     }
     /// Fails if any session, including this client's, holds a lease on a directory that is changed in
     /// addition to the requested ones.
-    fn need_here(&mut self, dir: InodeId) -> Result<()> {
+    fn need_here(&mut self, dir: InodeId) -> Attempt<()> {
         self.need(dir, Need::Change);
         self.rules.leases.own_conflict(self.rules.session, dir, self.obstacles);
         self.clear()
@@ -312,7 +291,7 @@ impl Cx<'_> {
     }
 
     /// A directory with mode, owner and group of its own, with its own numbers.
-    fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Result<InodeId> {
+    fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Attempt<InodeId> {
         self.need_here(parent)?;
         let (mut tally, above) = (load_tally(self.read(), parent)?, load_access(self.read(), parent)?);
         let ino = self.next_ino(&mut tally)?;
@@ -333,17 +312,17 @@ impl Cx<'_> {
     }
 
     /// A directory with the rights and attributes of another.
-    fn make_like(&mut self, parent: InodeId, name: &[u8], like: InodeId) -> Result<InodeId> {
+    fn make_like(&mut self, parent: InodeId, name: &[u8], like: InodeId) -> Attempt<InodeId> {
         let Access { mode, uid, gid, .. } = load_access(self.read(), like)?;
         let ino = self.make_directory(parent, name, (mode & !NOT_ENUMERATED, uid, gid))?;
         for (name, value) in self.xattrs(like)? {
-            self.txn.put(&keys::xattr(ino, &name), &value);
+            tables::XATTRS.put_bytes(self.txn, (ino, &name), &value);
         }
         Ok(ino)
     }
 
     /// A user who may read a directory may read its removed entries in the trash.
-    fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Result<()> {
+    fn keep_alike(&mut self, there: InodeId, here: InodeId) -> Attempt<()> {
         let (mut access, like) = (load_access(self.read(), there)?, load_access(self.read(), here)?);
         let (mode, is_plain) = (like.mode & !NOT_ENUMERATED, (access.mode | like.mode) & HAS_ACL == 0);
         let is_alike = (access.mode, access.uid, access.gid) == (mode, like.uid, like.gid);
@@ -362,21 +341,16 @@ impl Cx<'_> {
         (access.mode, access.uid, access.gid) = (mode, like.uid, like.gid);
         self.put_access(there, &access);
         for (name, _) in old {
-            self.txn.delete(&keys::xattr(there, &name));
+            tables::XATTRS.delete(self.txn, (there, &name));
         }
         for (name, value) in new {
-            self.txn.put(&keys::xattr(there, &name), &value);
+            tables::XATTRS.put_bytes(self.txn, (there, &name), &value);
         }
-        self.log_of(there, || What::Attributes { ino: there })
+        Ok(self.log_of(there, || What::Attributes { ino: there })?)
     }
 
     fn xattrs(&self, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
-        self.read().scan(&start, &end, &mut |key, value| {
-            found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
-            Scan::More
-        })?;
-        Ok(found)
+        tables::XATTRS.under(ino).collect(self.read(), usize::MAX, |(_, name), value| (name.to_vec(), value))
     }
 }
 
@@ -393,7 +367,7 @@ fn prefix(name: &[u8], len: usize) -> &[u8] {
 // ---- emptying
 
 /// Removes a few entries of a part of the trash, deepest first. True: it is empty and removed.
-pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Result<bool> {
+pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Attempt<bool> {
     let access = find_access(cx.read(), part.dir)?;
     if access.is_some() && !remove_tree::remove_below(cx, volume, part.dir, &remove_tree::nothing_more)? {
         return Ok(false);
@@ -401,7 +375,7 @@ pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Res
     if !cx.forget_counterparts(part.dir)? {
         return Ok(false);
     }
-    cx.txn.delete(&keys::trash(volume, from));
+    tables::TRASH.delete(cx.txn, (volume, from));
     let Some(parent) = access.map(|access| access.parent) else { return Ok(true) };
     // A volume that was created in it stays, and so does its parent.
     let name = name_of(cx.read(), part.dir)?;
@@ -421,24 +395,18 @@ pub fn remove_some(cx: &mut Cx<'_>, volume: VolumeId, (from, part): Part) -> Res
 pub(super) fn forget_some(cx: &mut Cx<'_>, volume: VolumeId) -> Result<bool> {
     if let Some((from, part)) = oldest(cx.read(), volume)? {
         if cx.forget_counterparts(part.dir)? {
-            cx.txn.delete(&keys::trash(volume, from));
+            tables::TRASH.delete(cx.txn, (volume, from));
         }
         return Ok(false);
     }
-    cx.txn.delete(&keys::trash(volume, 0));
+    tables::TRASH.delete(cx.txn, (volume, 0));
     Ok(true)
 }
 
 impl Cx<'_> {
     /// True: none is left.
     fn forget_counterparts(&mut self, part: InodeId) -> Result<bool> {
-        let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'x', part.0));
-        self.txn.scan(&start, &end, &mut |key, _| {
-            found.push(key.to_vec());
-            if found.len() < FORGOTTEN_AT_ONCE { Scan::More } else { Scan::Stop }
-        })?;
-        let last = found.len() < FORGOTTEN_AT_ONCE;
-        found.iter().for_each(|key| self.txn.delete(key));
-        Ok(last)
+        let forgotten = tables::TRASHED.under(part).delete_some(self.txn, FORGOTTEN_AT_ONCE)?;
+        Ok(forgotten < FORGOTTEN_AT_ONCE)
     }
 }

@@ -7,6 +7,8 @@ use super::charge::Charge;
 use super::cx::Cx;
 use super::records::load_access;
 use crate::keys::{self, Counter};
+use crate::record::Inode;
+use crate::tables;
 use weir_kv::Read;
 use weir_proto::meta::{FsStat, Usage};
 use weir_proto::{Error, InodeId, Result, VolumeId};
@@ -26,7 +28,7 @@ impl Cx<'_> {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
             for (counter, delta) in charge.parts() {
-                self.txn.add(&keys::usage(at, counter), delta);
+                tables::USAGE.add(self.txn, (at, counter), delta);
             }
             if at == InodeId::ROOT {
                 if at == dir {
@@ -51,7 +53,7 @@ impl Cx<'_> {
                 return Ok(());
             }
             for (counter, delta) in charge.parts() {
-                self.txn.add(&keys::usage(at, counter), delta);
+                tables::USAGE.add(self.txn, (at, counter), delta);
             }
             at = load_access(self.read(), at)?.parent;
         }
@@ -67,6 +69,16 @@ impl Cx<'_> {
             self.txn.add(&keys::volume_usage(volume, counter), delta);
             self.txn.add(&keys::volume_usage(ALL_BUT_ROOT, counter), delta);
         }
+    }
+
+    /// Changes the file's charge.
+    pub(super) fn set_space(&mut self, inode: &mut Inode, allocated: u64, evicted: u64) -> Result<()> {
+        let before = Charge::space(inode);
+        (inode.allocated, inode.evicted) = (allocated, evicted);
+        if inode.nlink > 0 {
+            self.charge(inode.parent, Charge::space(inode).and(before.back()))?;
+        }
+        Ok(())
     }
 }
 
@@ -92,7 +104,7 @@ fn looping(dir: InodeId) -> Error {
 /// Usage below a directory, itself not counted.
 pub fn usage_of(read: &dyn Read, dir: InodeId) -> Result<Usage> {
     load_access(read, dir)?;
-    counts(|counter| count(read, &keys::usage(dir, counter)))
+    counts(|counter| Ok(tables::USAGE.get(read, (dir, counter))?.unwrap_or(0)))
 }
 
 /// A volume's own usage; its topmost directory belongs to the volume around it.
@@ -102,7 +114,8 @@ pub fn volume_usage(read: &dyn Read, volume: VolumeId) -> Result<Usage> {
     }
     counts(|counter| {
         let others = count(read, &keys::volume_usage(ALL_BUT_ROOT, counter))?;
-        Ok(count(read, &keys::usage(InodeId::ROOT, counter))?.wrapping_sub(others))
+        let all = tables::USAGE.get(read, (InodeId::ROOT, counter))?.unwrap_or(0);
+        Ok(all.wrapping_sub(others))
     })
 }
 

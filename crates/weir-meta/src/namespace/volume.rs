@@ -14,11 +14,11 @@ pub mod show;
 use super::*;
 use crate::keys::Sequence;
 use crate::limits::Over;
-use crate::owner_limits::OwnerRecord;
 use crate::quotas::Quotas;
 use crate::record::VolumeRecord;
 use bytes::Bytes;
 use weir_kv::Scan;
+use weir_proto::quota::ALL_VOLUMES;
 use weir_proto::volume::{Quota, Retention, VOLUME_PATH_MAX, check_volume_name};
 
 /// The name of the volume that contains everything outside of other volumes.
@@ -42,8 +42,8 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
         retention: Retention::NOTHING,
         write_floor: 0,
     };
-    txn.put(&keys::volume(VolumeId::ROOT), &record.to_value());
-    txn.put(&keys::volume_name(ROOT_NAME), &VolumeId::ROOT.0.to_le_bytes());
+    tables::VOLUMES.put(txn, VolumeId::ROOT, &record);
+    tables::VOLUME_NAMES.put(txn, ROOT_NAME.as_bytes(), &VolumeId::ROOT);
     txn.max(&keys::sequence(Sequence::Volume), u64::from(VolumeId::ROOT.0) + 1);
 }
 
@@ -69,8 +69,30 @@ impl Cx<'_> {
         Ok(())
     }
 
+    /// Clients that create files there locally report them, and ask for each one from now on. Volume 0: all.
+    pub(super) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
+        for (session, dir) in self.rules.leases.held_names() {
+            if volume == ALL_VOLUMES || load_access(self.read(), dir)?.volume == volume {
+                self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        Ok(())
+    }
+    /// A client that writes a file of the volume learns of the new limit with the next lease.
+    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Attempt<()> {
+        for (session, ino) in self.rules.leases.writers() {
+            let inode = find_inode(self.read(), ino)?;
+            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
+                && (volume == ALL_VOLUMES || self.volume_of(inode.parent)? == volume)
+            {
+                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
+            }
+        }
+        self.clear()
+    }
+
     fn put_volume(&mut self, id: VolumeId, record: &VolumeRecord) {
-        self.txn.put(&keys::volume(id), &record.to_value());
+        tables::VOLUMES.put(self.txn, id, record);
         self.events.volumes.push((id, Some(record.clone())));
     }
 }
@@ -85,26 +107,16 @@ pub fn note_over(cx: &mut Cx<'_>, id: VolumeId, over: Over) -> Result<()> {
 
 /// All limits.
 pub fn load_quotas(read: &dyn Read) -> Result<Quotas> {
-    let (mut quotas, mut bad) = (Quotas::default(), None);
-    let (start, end) = keys::range_of_letter(b'v');
-    read.scan(&start, &end, &mut |key, value| {
-        match VolumeRecord::from_value(value, || "a volume".to_owned()) {
-            Ok(record) => quotas.note(id_of(key), Some(&record)),
-            Err(e) => bad = Some(e),
-        }
-        if bad.is_none() { Scan::More } else { Scan::Stop }
+    let mut quotas = Quotas::default();
+    tables::VOLUMES.all().scan(read, &mut |id, record| {
+        quotas.note(id, Some(&record));
+        Scan::More
     })?;
-    let (start, end) = keys::range_of_letter(b'J');
-    read.scan(&start, &end, &mut |key, value| {
-        match OwnerRecord::from_value(value, || "a user's or group's limit".to_owned()) {
-            Ok(record) => {
-                keys::limited_holder(key).inspect(|holder| quotas.owners.note(*holder, Some(record)));
-            }
-            Err(e) => bad = Some(e),
-        }
-        if bad.is_none() { Scan::More } else { Scan::Stop }
+    tables::OWNER_LIMITS.all().scan(read, &mut |holder, record| {
+        quotas.owners.note(holder, Some(record));
+        Scan::More
     })?;
-    bad.map_or(Ok(quotas), Err)
+    Ok(quotas)
 }
 
 /// The volume of a directory. The same for an inode that may not be a directory any more.
@@ -146,11 +158,6 @@ pub(super) fn require_no_root(read: &dyn Read, around: VolumeId, dir: InodeId) -
     ))
 }
 
-/// The volume in a key made by [`keys::volume`].
-pub(super) fn id_of(key: &[u8]) -> VolumeId {
-    VolumeId(key.get(1..5).and_then(|k| k.try_into().ok()).map_or(0, u32::from_be_bytes))
-}
-
 /// Its name for administrators; its number if the volume is deleted.
 pub fn shown_name(kv: &weir_kv::SharedKv, volume: VolumeId) -> String {
     let mut name = volume.to_string();
@@ -163,17 +170,13 @@ pub fn shown_name(kv: &weir_kv::SharedKv, volume: VolumeId) -> String {
 }
 
 pub fn find(read: &dyn Read, id: VolumeId) -> Result<Option<VolumeRecord>> {
-    let value = read.get(&keys::volume(id))?;
-    value.map(|v| VolumeRecord::from_value(&v, || format!("volume {id}"))).transpose()
+    tables::VOLUMES.get(read, id)
 }
 pub fn load(read: &dyn Read, id: VolumeId) -> Result<VolumeRecord> {
     find(read, id)?.ok_or_else(|| Error::not_found(format!("volume {id} does not exist (any more)")))
 }
 fn find_name(read: &dyn Read, name: &str) -> Result<Option<VolumeId>> {
-    let Some(value) = read.get(&keys::volume_name(name))? else { return Ok(None) };
-    let number = <[u8; 4]>::try_from(value)
-        .map_err(|_| Error::damaged(format!("the record of the volume name {name:?} is damaged")))?;
-    Ok(Some(VolumeId(u32::from_le_bytes(number))))
+    tables::VOLUME_NAMES.get(read, name.as_bytes())
 }
 
 /// Its last component is now `name`; `same`: in the same directory, whose path is known.

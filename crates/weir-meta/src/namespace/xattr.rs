@@ -1,8 +1,8 @@
 //! Extended attributes: `user.`, `trusted.` and `security.`, and the access control lists of `system.`.
 use super::gate::{ChangeableInode, Changed, OwnInode};
+use super::records::owner_of_any;
 use super::*;
 use bytes::Bytes;
-use weir_kv::Scan;
 use weir_proto::meta::{NAME_MAX, RemoveXattr, SetXattr, XATTR_VALUE_MAX, XattrNames, XattrValue};
 
 /// Only the superuser sees these.
@@ -12,31 +12,31 @@ const NAMES_BYTES_MAX: usize = 64 * 1024;
 
 pub fn getxattr(view: &View<'_>, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<XattrValue> {
     check_xattr_name(name)?;
-    let (uid, gid, mode) = exists(view.read, ino)?;
+    let owned = owner_of_any(view.read, ino)?;
     if name.starts_with(TRUSTED) && cred.uid != 0 {
         return Err(absent(ino, name)); // as Linux does
     }
-    if name.starts_with(b"user.") && !allows(view.read, cred, ino, (mode, uid, gid), READ)? {
+    if name.starts_with(b"user.") && !allows(view.read, cred, ino, owned, READ)? {
         return Err(Error::denied(format!(
             "user {} may not read attribute {:?} of inode {ino}",
             cred.uid,
             show(name)
         )));
     }
-    match view.read.get(&keys::xattr(ino, name))? {
+    match tables::XATTRS.get(view.read, (ino, name))? {
         Some(value) => Ok(XattrValue { value: Bytes::from(value) }),
         None => Err(absent(ino, name)),
     }
 }
 
 pub fn listxattr(view: &View<'_>, cred: &Cred, ino: InodeId) -> Result<XattrNames> {
-    exists(view.read, ino)?;
+    owner_of_any(view.read, ino)?;
     let mut names = names(view.read, ino)?;
     names.retain(|name| cred.uid == 0 || !name.starts_with(TRUSTED));
     Ok(XattrNames { names })
 }
 
-pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
+pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Attempt<Entry> {
     check_xattr_name(&r.name)?;
     let changeable = cx.inode_to_change(r.ino)?;
     if is_acl(&r.name) {
@@ -46,44 +46,47 @@ pub fn setxattr(cx: &mut Cx<'_>, r: &SetXattr) -> Result<Entry> {
         return Err(Error::name(
             NameRule::Range,
             format!("a value of {} bytes: at most {XATTR_VALUE_MAX} are allowed", r.value.len()),
-        ));
+        )
+        .into());
     }
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
+    let there = tables::XATTRS.has(cx.txn, (r.ino, &r.name))?;
     if there && r.create {
-        return Err(Error::exists(format!("inode {} has attribute {:?} already", r.ino, show(&r.name))));
+        return Err(
+            Error::exists(format!("inode {} has attribute {:?} already", r.ino, show(&r.name))).into()
+        );
     }
     if !there && r.replace {
-        return Err(absent(r.ino, &r.name));
+        return Err(absent(r.ino, &r.name).into());
     }
     if !there {
         let bytes: usize = names(cx.read(), r.ino)?.iter().map(|n| n.len() + 1).sum();
         if bytes + r.name.len() + 1 > NAMES_BYTES_MAX {
-            return Err(Error::no_space(format!("inode {} has too many attributes", r.ino)));
+            return Err(Error::no_space(format!("inode {} has too many attributes", r.ino)).into());
         }
     }
     let own = changeable.revoke(cx, &[Need::Change])?;
     own.put_xattr(cx, &r.name, Some(&r.value));
-    touch(cx, own)
+    Ok(touch(cx, own)?)
 }
 
-pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Result<Entry> {
+pub fn removexattr(cx: &mut Cx<'_>, r: &RemoveXattr) -> Attempt<Entry> {
     check_xattr_name(&r.name)?;
     let changeable = cx.inode_to_change(r.ino)?;
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let there = cx.txn.get(&keys::xattr(r.ino, &r.name))?.is_some();
+    let there = tables::XATTRS.has(cx.txn, (r.ino, &r.name))?;
     if !there && is_acl(&r.name) {
-        return entry(cx.read(), cx.rules, r.ino); // as Linux does: there is none now
+        return Ok(entry(cx.read(), cx.rules, r.ino)?); // as Linux does: there is none now
     }
     if !there {
-        return Err(absent(r.ino, &r.name));
+        return Err(absent(r.ino, &r.name).into());
     }
     let own = changeable.revoke(cx, &[Need::Change])?;
     own.put_xattr(cx, &r.name, None);
     if is_acl(&r.name) {
-        return note_acl(cx, own, None);
+        return Ok(note_acl(cx, own, None)?);
     }
-    touch(cx, own)
+    Ok(touch(cx, own)?)
 }
 
 fn is_acl(name: &[u8]) -> bool {
@@ -91,29 +94,29 @@ fn is_acl(name: &[u8]) -> bool {
 }
 
 /// Sets a list; one that is equivalent to a mode becomes the mode.
-fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Result<Entry> {
+fn set_acl(cx: &mut Cx<'_>, r: &SetXattr, changeable: ChangeableInode) -> Attempt<Entry> {
     require_xattr(cx.read(), &r.cred, r.ino, &r.name)?;
-    let (_, gid, mode) = exists(cx.read(), r.ino)?;
+    let owned = owner_of_any(cx.read(), r.ino)?;
     let is_directory = find_access(cx.read(), r.ino)?.is_some();
     let list = Acl::parse(&r.value)?;
     if r.name == acl::DEFAULT && !is_directory {
-        return Err(Error::denied(format!("inode {} is not a directory: it has no default list", r.ino)));
+        return Err(
+            Error::denied(format!("inode {} is not a directory: it has no default list", r.ino)).into()
+        );
     }
     let own = changeable.revoke(cx, &[Need::Change])?;
     let sets_mode = r.name == acl::ACCESS;
     let kept = list.as_ref().filter(|list| !sets_mode || !list.is_mode()).map(Acl::to_value);
     own.put_xattr(cx, &r.name, kept.as_deref());
-    let member = r.cred.uid == 0 || r.cred.is_member(gid);
-    let other_bits = mode & MODE_BITS & !0o777 & if member { !0 } else { !SET_GID };
-    let new_mode = list.filter(|_| sets_mode).map(|list| other_bits | list.mode());
-    note_acl(cx, own, new_mode)
+    let new_mode = list.filter(|_| sets_mode).map(|list| owned.mode_with_list(&r.cred, &list));
+    Ok(note_acl(cx, own, new_mode)?)
 }
 
 /// After a list was set or removed: the record shows whether there is one.
 fn note_acl(cx: &mut Cx<'_>, own: OwnInode, mode: Option<u32>) -> Result<Entry> {
     let (ino, mut flag) = (own.ino(), 0);
     for kind in [acl::ACCESS, acl::DEFAULT] {
-        if cx.txn.get(&keys::xattr(ino, kind))?.is_some() {
+        if tables::XATTRS.has(cx.txn, (ino, kind))? {
             flag = HAS_ACL;
         }
     }
@@ -142,13 +145,7 @@ fn touch(cx: &mut Cx<'_>, own: OwnInode) -> Result<Entry> {
 }
 
 fn names(read: &dyn Read, ino: InodeId) -> Result<Vec<Bytes>> {
-    let mut names = Vec::new();
-    let (start, end) = keys::range_of(b'X', ino.0);
-    read.scan(&start, &end, &mut |key, _| {
-        names.push(Bytes::copy_from_slice(keys::xattr_name(key)));
-        Scan::More
-    })?;
-    Ok(names)
+    tables::XATTRS.under(ino).keys(read, usize::MAX, |(_, name)| Bytes::copy_from_slice(name))
 }
 
 fn check_xattr_name(name: &[u8]) -> Result<()> {
@@ -170,11 +167,11 @@ fn check_xattr_name(name: &[u8]) -> Result<()> {
 }
 
 fn require_xattr(read: &dyn Read, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
-    let (uid, gid, mode) = exists(read, ino)?;
+    let owned = owner_of_any(read, ino)?;
     let allowed = if name.starts_with(b"user.") {
-        allows(read, cred, ino, (mode, uid, gid), WRITE)?
+        allows(read, cred, ino, owned, WRITE)?
     } else if is_acl(name) {
-        if cred.uid != 0 && cred.uid != uid {
+        if cred.uid != 0 && cred.uid != owned.uid {
             return Err(Error::name(
                 NameRule::NotOwner,
                 format!("user {} does not own inode {ino}: only its owner sets its list", cred.uid),
@@ -182,20 +179,12 @@ fn require_xattr(read: &dyn Read, cred: &Cred, ino: InodeId, name: &[u8]) -> Res
         }
         true
     } else {
-        cred.uid == 0 || (name.starts_with(b"security.") && cred.uid == uid)
+        cred.uid == 0 || (name.starts_with(b"security.") && cred.uid == owned.uid)
     };
     if allowed {
         return Ok(());
     }
     Err(Error::denied(format!("user {} may not change attribute {:?} of inode {ino}", cred.uid, show(name))))
-}
-
-/// Owner, group and mode of an inode of any kind.
-fn exists(read: &dyn Read, ino: InodeId) -> Result<(u32, u32, u32)> {
-    match find_inode(read, ino)? {
-        Some(inode) => Ok((inode.uid, inode.gid, inode.mode)),
-        None => load_access(read, ino).map(|a| (a.uid, a.gid, a.mode)),
-    }
 }
 
 fn absent(ino: InodeId, name: &[u8]) -> Error {

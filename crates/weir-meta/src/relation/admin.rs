@@ -1,12 +1,12 @@
 //! Administration of relations, and of the cursors that consumers have in a changelog.
 use super::home_url::{check_url, overlap};
-use super::record::{ConflictRecord, RelationRecord, RemoteEntry};
-use super::rules::{self, RulesRecord};
-use super::{apply, proof, store, tree};
+use super::record::{ConflictRecord, RelationRecord, RemoteEntry, RulesRecord};
+use super::{apply, proof, rules, store, tree};
 use crate::keys::{self, Sequence};
 use crate::namespace::create::next_number;
 use crate::namespace::{Cx, clone, find_inode, import, log, snapshot, volume};
-use crate::record::Record;
+use crate::obstacle::Attempt;
+use crate::tables;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use weir_kv::Read;
@@ -22,11 +22,11 @@ const CURSOR_NAME_MAX: usize = 64;
 /// The text of the reason for a conflict, in bytes.
 const WHY_MAX: usize = 4096;
 
-pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
+pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Attempt<RelationInfo> {
     let of = volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
     check_url(&r.url)?;
     if r.cred.uid != 0 && r.ids != HomeIds::default() {
-        return Err(Error::denied("only the superuser has a home where users have other numbers"));
+        return Err(Error::denied("only the superuser has a home where users have other numbers").into());
     }
     clone::require_whole(&*cx.txn, r.volume)?;
     let all = store::relations(&*cx.txn)?;
@@ -36,7 +36,8 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         return Err(Error::invalid(format!(
             "volume {:?} has snapshots: a volume that mirrors a home has none",
             of.name
-        )));
+        ))
+        .into());
     }
     let id = RelationId(next_number(cx.txn, Sequence::Relation)? as u32);
     let record = RelationRecord {
@@ -58,29 +59,30 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Result<RelationInfo> {
         return Err(Error::invalid(format!(
             "volume {:?} has a home already: only a first home is imported",
             of.name
-        )));
+        ))
+        .into());
     }
-    cx.txn.put(&keys::relation(id), &record.to_value());
+    tables::RELATIONS.put(cx.txn, id, &record);
     // Home's root is the volume's.
     let (kind, places, fingerprint) = (FileKind::Directory, Vec::new(), Bytes::new());
     let remote = RemoteEntry { kind, places, fingerprint, complete: None, writing: false };
-    cx.txn.put(&keys::remote(id, of.root), &remote.to_value());
+    tables::REMOTE.put(cx.txn, (id, of.root), &remote);
     match r.import || mirrors {
         true => import::begin(cx, id, of.root)?,
-        false => cx.txn.put(&keys::unseen(id, of.root), &0u64.to_le_bytes()),
+        false => tables::UNSEEN.put(cx.txn, (id, of.root), &0),
     }
     cx.events.relations = true;
     Ok(new_info(id, of.name, record))
 }
 
 /// The same with rules from the start.
-pub fn add_with(cx: &mut Cx<'_>, r: &RelationAddWith) -> Result<RelationInfo> {
+pub fn add_with(cx: &mut Cx<'_>, r: &RelationAddWith) -> Attempt<RelationInfo> {
     rules::check(&r.rules)?;
     let new = RelationAdd { op: r.op.clone(), cred: r.cred.clone(), ..r.new.clone() };
     refuse_patterns(&r.rules, new.import || new.direction == Direction::Mirror)?;
     let info = add(cx, &new)?;
     let record = RulesRecord { scans_again: has_patterns(&r.rules), rules: r.rules.clone() };
-    cx.txn.put(&keys::rules(info.id), &record.to_value());
+    tables::RULES.put(cx.txn, info.id, &record);
     Ok(info)
 }
 
@@ -113,10 +115,10 @@ pub fn set(cx: &mut Cx<'_>, r: &RelationSet) -> Result<RelationRules> {
     let changed = (&new.include, &new.exclude) != (&old.include, &old.exclude);
     if changed {
         // A scan finds files that were excluded until now.
-        cx.txn.put(&keys::unseen(r.relation, of.root), &0u64.to_le_bytes());
+        tables::UNSEEN.put(cx.txn, (r.relation, of.root), &0);
     }
     let record = RulesRecord { rules: new.clone(), scans_again: before.scans_again || changed };
-    cx.txn.put(&keys::rules(r.relation), &record.to_value());
+    tables::RULES.put(cx.txn, r.relation, &record);
     cx.events.relations = true;
     Ok(new)
 }
@@ -194,15 +196,14 @@ pub fn change(cx: &mut Cx<'_>, r: &RelationDo) -> Result<()> {
             cx.events.relations = true;
         }
     }
-    cx.txn.put(&keys::relation(r.relation), &record.to_value());
+    tables::RELATIONS.put(cx.txn, r.relation, &record);
     cx.events.logged = true;
     Ok(())
 }
 
 /// Evicted bytes are found at home only through their relation.
 fn refuse_if_needed(read: &dyn Read, id: RelationId, record: &RelationRecord) -> Result<()> {
-    let (start, end) = keys::range_of_short(b'l', id.0);
-    if !store::collect(read, &start, &end, 1, |_, _| Ok(()))?.is_empty() {
+    if tables::NOT_ENUMERATED.under(id).has_any(read)? {
         let why = "not all names of the volume have been read at this home yet: `weir relation show` has the number";
         return Err(Error::name(NameRule::Busy, why));
     }
@@ -210,12 +211,8 @@ fn refuse_if_needed(read: &dyn Read, id: RelationId, record: &RelationRecord) ->
         .into_iter()
         .filter(|(other, r)| *other != id && r.volume == record.volume)
         .collect();
-    let (start, end) = keys::range_of_letter(b'W');
-    let files = store::collect(read, &start, &end, usize::MAX, |key, _| {
-        let ino = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
-        ino.map(InodeId).ok_or_else(|| Error::damaged("the key of an evicted range is damaged"))
-    })?;
-    let files: BTreeSet<InodeId> = files.into_iter().collect();
+    let files = tables::EVICTED.between((InodeId(0), 0), (keys::NO_INODE, 0));
+    let files: BTreeSet<InodeId> = files.collect(read, usize::MAX, |(ino, _), _| ino)?.into_iter().collect();
     let mut away = 0u64;
     for ino in files {
         let Some(inode) = find_inode(read, ino)? else { continue };
@@ -225,7 +222,7 @@ fn refuse_if_needed(read: &dyn Read, id: RelationId, record: &RelationRecord) ->
         let mut is_elsewhere = false;
         for (other, of_it) in &others {
             is_elsewhere |= proof::has_evicted(read, (*other, of_it), ino, &inode)?
-                && read.get(&keys::conflict(*other, ino))?.is_none();
+                && !tables::CONFLICTS.has(read, (*other, ino))?;
         }
         away += u64::from(!is_elsewhere);
     }
@@ -246,11 +243,10 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     if record.mirrors() && r.how == Resolution::KeepVolume {
         return Err(Error::invalid("a mirror changes nothing at home: only `--keep home` is possible"));
     }
-    let key = keys::conflict(r.relation, r.ino);
-    if cx.txn.get(&key)?.is_none() {
+    if !tables::CONFLICTS.has(&*cx.txn, (r.relation, r.ino))? {
         return Err(Error::not_found(format!("inode {} is not in conflict", r.ino)));
     }
-    cx.txn.delete(&key);
+    tables::CONFLICTS.delete(cx.txn, (r.relation, r.ino));
     cx.events.relations = true;
     if r.how == Resolution::Retry {
         return Ok(());
@@ -259,7 +255,7 @@ pub fn resolve(cx: &mut Cx<'_>, r: &RelationResolve) -> Result<()> {
     // bytes exist only at home: recalled ones must still match what was shipped.
     if let Some(remote) = tree::find_remote(&*cx.txn, r.relation, r.ino)? {
         let remote = RemoteEntry { fingerprint: Bytes::new(), ..remote };
-        cx.txn.put(&keys::remote(r.relation, r.ino), &remote.to_value());
+        tables::REMOTE.put(cx.txn, (r.relation, r.ino), &remote);
         let evicted = store::evicted_of(&*cx.txn, r.ino)?;
         for (from, to) in store::outside(&evicted, u64::MAX) {
             store::remove_receipts(cx.txn, r.relation, r.ino, from, to)?;
@@ -280,7 +276,7 @@ pub fn suspect(cx: &mut Cx<'_>, r: &RelationSuspect) -> Result<()> {
         return Err(Error::not_found(format!("inode {} is not at home of {}", r.ino, r.relation)));
     }
     let record = ConflictRecord { diverged: true, why: r.why.clone(), at: cx.rules.now };
-    cx.txn.put(&keys::conflict(r.relation, r.ino), &record.to_value());
+    tables::CONFLICTS.put(cx.txn, (r.relation, r.ino), &record);
     Ok(())
 }
 
@@ -292,27 +288,27 @@ pub fn ack(cx: &mut Cx<'_>, r: &AckChanges) -> Result<()> {
             r.cursor
         )));
     }
-    let key = keys::cursor(r.volume, &r.cursor);
+    let cursor = (r.volume, r.cursor.as_bytes());
     let newest = log::last_number(&*cx.txn, r.volume)?;
-    let at = match cx.txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok()) {
-        Some(at) => u64::from_le_bytes(at).max(r.upto.min(newest)),
+    let at = match tables::CURSORS.get(&*cx.txn, cursor)? {
+        Some(at) => at.max(r.upto.min(newest)),
         None => {
             cx.events.relations = true;
             newest
         }
     };
-    cx.txn.put(&key, &at.to_le_bytes());
+    tables::CURSORS.put(cx.txn, cursor, &at);
     cx.events.logged = true;
     Ok(())
 }
 
 pub fn drop_cursor(cx: &mut Cx<'_>, r: &DropCursor) -> Result<()> {
     volume::load_as_admin(&*cx.txn, &r.cred, r.volume)?;
-    let key = keys::cursor(r.volume, &r.cursor);
-    if cx.txn.get(&key)?.is_none() {
+    let cursor = (r.volume, r.cursor.as_bytes());
+    if !tables::CURSORS.has(&*cx.txn, cursor)? {
         return Err(Error::not_found(format!("volume {} has no cursor {:?}", r.volume, r.cursor)));
     }
-    cx.txn.delete(&key);
+    tables::CURSORS.delete(cx.txn, cursor);
     cx.events.relations = true;
     cx.events.logged = true;
     Ok(())

@@ -2,10 +2,11 @@
 use super::record::{RemoteEntry, RemotePlace};
 use super::steps::Effect;
 use super::store;
-use super::tree::{find_remote, load_change};
-use crate::keys;
+use super::tree::find_remote;
 use crate::namespace::find_inode;
-use crate::record::{ChangeRecord, Record};
+use crate::record::ChangeRecord;
+use crate::table::Present;
+use crate::tables;
 use bytes::Bytes;
 use weir_kv::Txn;
 use weir_proto::meta::{FileKind, Time};
@@ -52,7 +53,7 @@ pub fn apply(
             }
         }
         Effect::Relocate { ino, from, to } => {
-            txn.delete(&keys::relocations(relation, *ino));
+            tables::RELOCATIONS.delete(txn, (relation, *ino));
             if let Some(mut remote) = find_remote(txn, relation, *ino)? {
                 take_place(txn, relation, &mut remote, from);
                 add_place(txn, relation, *ino, with_fingerprint(remote, fingerprint), to);
@@ -71,7 +72,7 @@ pub fn apply(
             note_writing(txn, relation, *ino, false)?;
         }
         Effect::Attributes { dir } => {
-            txn.delete(&keys::old_attributes(relation, *dir));
+            tables::OLD_ATTRIBUTES.delete(txn, (relation, *dir));
             set_fingerprint(txn, relation, *dir, fingerprint)?;
         }
         Effect::Truncate { ino, size } => {
@@ -93,7 +94,7 @@ fn set_fingerprint(
     fingerprint: &FingerprintBytes,
 ) -> Result<()> {
     if let Some(remote) = find_remote(txn, relation, ino)? {
-        txn.put(&keys::remote(relation, ino), &with_fingerprint(remote, fingerprint).to_value());
+        tables::REMOTE.put(txn, (relation, ino), &with_fingerprint(remote, fingerprint));
     }
     Ok(())
 }
@@ -106,16 +107,15 @@ pub fn changes_fingerprint(action: &NameAction) -> bool {
 
 pub fn note_writing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, writing: bool) -> Result<()> {
     if let Some(remote) = find_remote(txn, relation, ino)?.filter(|remote| remote.writing != writing) {
-        txn.put(&keys::remote(relation, ino), &RemoteEntry { writing, ..remote }.to_value());
+        tables::REMOTE.put(txn, (relation, ino), &RemoteEntry { writing, ..remote });
     }
     Ok(())
 }
 
 /// Home refuses devices before it creates anything: if this one is removed here, home has nothing to remove.
 pub fn note_not_made(txn: &mut dyn Txn, relation: RelationId, number: u64) -> Result<()> {
-    let key = keys::name_change(relation, number);
-    if let Some(value) = txn.get(&key)? {
-        txn.put(&key, &ChangeRecord { tried: false, ..load_change(&value, number)? }.to_value());
+    if let Some(change) = tables::NAME_CHANGES.get(txn, (relation, number))? {
+        tables::NAME_CHANGES.put(txn, (relation, number), &ChangeRecord { tried: false, ..change });
     }
     Ok(())
 }
@@ -130,15 +130,15 @@ fn add_place(
     if !remote.places.contains(place) {
         remote.places.push(place.clone());
     }
-    txn.put(&keys::remote_name(relation, place.dir, &place.name), &ino.0.to_le_bytes());
-    txn.put(&keys::old_attributes(relation, place.dir), &[]);
-    txn.put(&keys::remote(relation, ino), &remote.to_value());
+    tables::REMOTE_NAMES.put(txn, (relation, place.dir, &place.name), &ino);
+    tables::OLD_ATTRIBUTES.put(txn, (relation, place.dir), &Present);
+    tables::REMOTE.put(txn, (relation, ino), &remote);
 }
 
 fn take_place(txn: &mut dyn Txn, relation: RelationId, remote: &mut RemoteEntry, place: &RemotePlace) {
     remote.places.retain(|p| p != place);
-    txn.delete(&keys::remote_name(relation, place.dir, &place.name));
-    txn.put(&keys::old_attributes(relation, place.dir), &[]);
+    tables::REMOTE_NAMES.delete(txn, (relation, place.dir, &place.name));
+    tables::OLD_ATTRIBUTES.put(txn, (relation, place.dir), &Present);
 }
 
 fn drop_place(
@@ -151,13 +151,13 @@ fn drop_place(
     let Some(mut remote) = find_remote(txn, relation, ino)? else { return Ok(()) };
     take_place(txn, relation, &mut remote, place);
     if !remote.places.is_empty() {
-        txn.put(&keys::remote(relation, ino), &with_fingerprint(remote, fingerprint).to_value());
+        tables::REMOTE.put(txn, (relation, ino), &with_fingerprint(remote, fingerprint));
         return Ok(());
     }
-    txn.delete(&keys::remote(relation, ino));
+    tables::REMOTE.delete(txn, (relation, ino));
     store::note_finished(txn, relation, ino)?;
-    txn.delete(&keys::conflict(relation, ino));
-    txn.delete(&keys::old_attributes(relation, ino));
+    tables::CONFLICTS.delete(txn, (relation, ino));
+    tables::OLD_ATTRIBUTES.delete(txn, (relation, ino));
     store::trim_receipts(txn, relation, ino, 0)?;
     store::drop_dirty(txn, relation, ino)
 }
@@ -172,7 +172,7 @@ pub fn ship_whole(
     but: &[(u64, u64)],
 ) -> Result<()> {
     let Some(inode) = find_inode(txn, ino)? else {
-        txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
+        tables::UNSEEN.put(txn, (relation, ino), &0);
         return Ok(());
     };
     if inode.kind != FileKind::Regular {
@@ -185,6 +185,6 @@ pub fn ship_whole(
     if inode.writing.dirty {
         return store::note_growing(txn, relation, ino).map(drop);
     }
-    txn.put(&keys::dirty(relation, ino, FINISH), &dirty(0).to_value());
+    tables::DIRTY.put(txn, (relation, ino, FINISH), &dirty(0));
     Ok(())
 }

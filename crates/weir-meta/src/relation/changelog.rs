@@ -1,12 +1,13 @@
 //! The changelog of a volume and its consumers: which volumes have one, up to where it was ingested, and
 //! what of a file waits to be ingested.
 use super::record::RelationRecord;
-use super::{store, tree};
-use crate::keys;
+use super::store;
+use crate::record::ChangeRecord;
+use crate::tables;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::relation::{RelationId, What};
-use weir_proto::{Error, InodeId, Result, VolumeId};
+use weir_proto::{InodeId, Result, VolumeId};
 
 /// Changes dropped in one transaction.
 const FORGET_MAX: usize = 1024;
@@ -21,19 +22,14 @@ pub fn forget(txn: &mut dyn Txn, volume: VolumeId) -> Result<bool> {
     for (_, at) in cursors(txn, volume)? {
         upto = upto.min(at);
     }
-    let (start, end) = (keys::change(volume, 0), keys::change(volume, upto.saturating_add(1)));
-    Ok(store::delete_range(txn, &start, &end, FORGET_MAX)? == FORGET_MAX)
+    let old = tables::CHANGES.between((volume, 0), (volume, upto.saturating_add(1)));
+    Ok(old.delete_some(txn, FORGET_MAX)? == FORGET_MAX)
 }
 
 /// Consumers of a volume's changelog and their positions.
 pub fn cursors(read: &dyn Read, volume: VolumeId) -> Result<Vec<(String, u64)>> {
-    let (start, end) = keys::range_of_short(b'k', volume.0);
-    store::collect(read, &start, &end, usize::MAX, |key, value| {
-        let name = String::from_utf8_lossy(key.get(5..).unwrap_or_default()).into_owned();
-        let at =
-            <[u8; 8]>::try_from(value).map_err(|_| Error::damaged(format!("cursor {name:?} is damaged")))?;
-        Ok((name, u64::from_le_bytes(at)))
-    })
+    let named = |(_, name): (VolumeId, &[u8]), at| (String::from_utf8_lossy(name).into_owned(), at);
+    tables::CURSORS.under(volume).collect(read, usize::MAX, named)
 }
 
 /// Volumes with a changelog.
@@ -41,12 +37,7 @@ pub fn logged(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
     let all = store::relations(read)?;
     let mut volumes: BTreeSet<VolumeId> =
         all.iter().filter(|(_, r)| !r.mirrors()).map(|(_, r)| r.volume).collect();
-    let (start, end) = keys::range_of_letter(b'k');
-    let mirrored = store::collect(read, &start, &end, usize::MAX, |key, _| {
-        let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
-        number.map(VolumeId).ok_or_else(|| Error::damaged("a cursor's key is damaged"))
-    })?;
-    volumes.extend(mirrored);
+    volumes.extend(tables::CURSORS.all().collect(read, usize::MAX, |(volume, _), _| volume)?);
     Ok(volumes)
 }
 
@@ -57,14 +48,11 @@ pub fn mirrored(read: &dyn Read) -> Result<BTreeSet<VolumeId>> {
 
 /// Changes of size in a relation's queue.
 pub fn truncations(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, u64)>> {
-    let (start, end) = keys::range_of_short(b'O', relation.0);
-    let found = store::collect(read, &start, &end, usize::MAX, |key, value| {
-        let number = store::number_of(key)?;
-        Ok(match tree::load_change(value, number)?.what {
-            What::Resized { ino, .. } => Some((ino, number)),
-            _ => None,
-        })
-    })?;
+    let resized = |(_, number), change: ChangeRecord| match change.what {
+        What::Resized { ino, .. } => Some((ino, number)),
+        _ => None,
+    };
+    let found = tables::NAME_CHANGES.under(relation).collect(read, usize::MAX, resized)?;
     Ok(found.into_iter().flatten().collect())
 }
 
@@ -74,12 +62,8 @@ pub fn is_not_ingested(read: &dyn Read, record: &RelationRecord, ino: InodeId) -
         What::Data { ino: of, .. } | What::Resized { ino: of, .. } => *of == ino,
         _ => false,
     };
-    let start = keys::change(record.volume, record.ingested + 1);
-    let (_, end) = keys::range_of_short(b'C', record.volume.0);
-    let found = store::collect(read, &start, &end, usize::MAX, |key, value| {
-        Ok(concerns(&tree::load_change(value, store::number_of(key)?)?.what))
-    })?;
-    Ok(found.contains(&true))
+    let new = tables::CHANGES.from(record.volume, (record.volume, record.ingested + 1));
+    Ok(new.collect(read, usize::MAX, |_, change| concerns(&change.what))?.contains(&true))
 }
 
 /// The parts of a file that are neither verified at home nor in flight to it.

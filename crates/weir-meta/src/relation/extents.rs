@@ -7,11 +7,10 @@ use super::rules::Excluded;
 use super::ship_queue::{Batch, FILES_SCANNED, ShipQueue, WorkRequest, is_in_conflict};
 use super::steps::{Effect, files_of};
 use super::{store, tree};
-use crate::keys;
 use crate::namespace::find_inode;
 use crate::record::Inode;
+use crate::tables;
 use bytes::Bytes;
-use weir_kv::Scan;
 use weir_proto::relation::{Expected, ExtentWork, Finish, What};
 use weir_proto::{InodeId, Result};
 use weir_relation::dirty::FINISH;
@@ -28,7 +27,7 @@ impl ShipQueue {
         if !self.paths_change {
             self.ready_files(request, batch, &mut left)?;
         }
-        self.check();
+        self.check_in_tests();
         Ok(())
     }
 
@@ -79,18 +78,14 @@ impl ShipQueue {
         scans: &mut usize,
         left: &mut u64,
     ) -> Result<()> {
-        let (_, end) = keys::range_of_short(b'P', request.relation.0);
         while let Some(from) = self.files.ready.sweep_from()
             && *scans > 0
             && !is_full(request, batch, *left)
         {
             *scans -= 1;
-            let mut found = None;
-            request.read.scan(&keys::dirty(request.relation, from, 0), &end, &mut |key, _| {
-                found = keys::long_number(key).map(InodeId);
-                Scan::Stop
-            })?;
-            match found {
+            let relation = request.relation;
+            let next = tables::DIRTY.from(relation, (relation, from, 0));
+            match next.collect(request.read, 1, |(_, ino, _), _| ino)?.first().copied() {
                 Some(ino) => {
                     let settled = self.collect_file(request, batch, ino, left)?;
                     self.files.ready.swept(ino, settled);
@@ -221,7 +216,7 @@ impl ShipQueue {
         work: &Work,
     ) -> Result<()> {
         let ino = file.ino;
-        let inline = request.read.get(&keys::data(ino))?.map(Bytes::from);
+        let inline = tables::DATA.get(request.read, ino)?.map(Bytes::from);
         for extent in &work.extents {
             let (start, len, mark) = (extent.start, extent.len, extent.mark);
             let bytes = inline.as_ref().map(|bytes| slice_of(bytes, start, len));

@@ -2,9 +2,9 @@
 //! bytes.
 use super::record::{RelationRecord, RemoteEntry};
 use super::{order, proof, store, tree};
-use crate::keys;
 use crate::namespace::{View, find_inode, log, volume};
 use crate::record::Inode;
+use crate::tables;
 use bytes::Bytes;
 use weir_kv::Read;
 use weir_proto::meta::FileKind;
@@ -44,7 +44,7 @@ pub fn where_at_home(view: &mut View<'_>, r: &WhereAtHome) -> Result<HomePlace> 
         let (mut unsettled, mut conflict) = (false, false);
         if r.relation.is_some() {
             unsettled = is_unsettled(view.read, id, &record, ino, &remote)?;
-            conflict = view.read.get(&keys::conflict(id, ino))?.is_some();
+            conflict = tables::CONFLICTS.has(view.read, (id, ino))?;
         }
         let (url, direction, ids, by) = (record.url, record.direction, record.ids, record.by);
         return Ok(HomePlace {
@@ -74,7 +74,7 @@ fn best_first(
 ) -> Result<Vec<(RelationId, RelationRecord)>> {
     let mut all = Vec::new();
     for (id, record) in homes {
-        let conflicts = read.get(&keys::conflict(id, ino))?.is_some();
+        let conflicts = tables::CONFLICTS.has(read, (id, ino))?;
         let has_it = proof::has_evicted(read, (id, &record), ino, inode)?;
         all.push(((conflicts, !has_it, !record.evict), (id, record)));
     }

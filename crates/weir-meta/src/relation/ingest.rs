@@ -9,14 +9,14 @@ use super::record::{RelationRecord, RemotePlace};
 use super::rules::Excluded;
 use super::ship_queue::ShipQueue;
 use super::{apply, rules, store, tree};
-use crate::keys;
 use crate::namespace::path::place_of;
 use crate::namespace::{find_inode, log, volume};
-use crate::record::{Access, ChangeRecord, Listed, NOT_ENUMERATED, Record};
+use crate::record::{ChangeRecord, Listed, NOT_ENUMERATED};
+use crate::tables;
 use weir_kv::Txn;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{By, RelationId, What};
-use weir_proto::{Error, InodeId, Result};
+use weir_proto::{InodeId, Result};
 use weir_relation::dirty::{self, Apart, DirtyRange, FINISH};
 
 /// Changes ingested in one transaction.
@@ -30,12 +30,8 @@ const QUEUE_MAX: u64 = 4096;
 pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> Result<bool> {
     let found = store::find_relation(txn, relation)?.filter(|record| !record.mirrors());
     let Some(mut record) = found else { return Ok(false) };
-    let start = keys::change(record.volume, record.ingested + 1);
-    let (_, end) = keys::range_of_short(b'C', record.volume.0);
-    let changes = store::collect(txn, &start, &end, INGEST_MAX, |key, value| {
-        let number = store::number_of(key)?;
-        Ok((number, tree::load_change(value, number)?))
-    })?;
+    let new = tables::CHANGES.from(record.volume, (record.volume, record.ingested + 1));
+    let changes = new.collect(txn, INGEST_MAX, |(_, number), change| (number, change))?;
     let has_patterns = rules::record(txn, relation)?.scans_again;
     let mut follows = false;
     for (number, change) in &changes {
@@ -51,7 +47,7 @@ pub fn take(txn: &mut dyn Txn, relation: RelationId, queue: &mut ShipQueue) -> R
         record.ingested = *number;
     }
     if !changes.is_empty() {
-        txn.put(&keys::relation(relation), &record.to_value());
+        tables::RELATIONS.put(txn, relation, &record);
     }
     Ok(follows || changes.len() == INGEST_MAX)
 }
@@ -65,8 +61,8 @@ fn scan_moved(txn: &mut dyn Txn, relation: RelationId, what: &What) -> Result<bo
     };
     let mut scans = false;
     for dir in moved {
-        if txn.get(&keys::access(dir))?.is_some() {
-            txn.put(&keys::unseen(relation, dir), &0u64.to_le_bytes());
+        if tables::ACCESS.has(txn, dir)? {
+            tables::UNSEEN.put(txn, (relation, dir), &0);
             scans = true;
         }
     }
@@ -104,7 +100,7 @@ fn take_one(
     tracing::trace!(%relation, number, what = ?change.what, "taken");
     let dirty_range = |len| DirtyRange { len, since: change.at, oldest: number, newest: number };
     if is_of_names(&change.what) {
-        txn.put(&keys::name_change(relation, number), &change.to_value());
+        tables::NAME_CHANGES.put(txn, (relation, number), change);
     }
     match &change.what {
         // It may never be written: even then a report of its completeness follows, from its creator or after
@@ -113,7 +109,7 @@ fn take_one(
             Some(inode) if inode.writing.dirty => note_growing(txn, relation, queue, *ino),
             // A file that home has was only found again, by the scan for another relation.
             Some(inode) if inode.nlink > 0 && tree::find_remote(txn, relation, *ino)?.is_none() => {
-                txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());
+                tables::DIRTY.put(txn, (relation, *ino, FINISH), &dirty_range(0));
                 Ok(())
             }
             _ => Ok(()),
@@ -132,7 +128,7 @@ fn take_one(
             store::change_dirty(txn, relation, *ino, |ranges| dirty::trim(ranges, *size))
         }
         What::Complete { ino, size } => {
-            txn.put(&keys::dirty(relation, *ino, FINISH), &dirty_range(0).to_value());
+            tables::DIRTY.put(txn, (relation, *ino, FINISH), &dirty_range(0));
             store::note_complete(txn, relation, *ino)?;
             // Holes, and ranges that a receipt does not cover any more.
             for (from, to) in unproved(txn, relation, *ino, *size)? {
@@ -174,33 +170,25 @@ pub fn add_dirty(
 /// Scans a part of the data from before the relation; returns whether there is more.
 pub fn scan(txn: &mut dyn Txn, relation: RelationId, now: Time) -> Result<bool> {
     let Some(record) = store::find_relation(txn, relation)? else { return Ok(false) };
-    let (start, end) = keys::range_of_short(b'B', relation.0);
-    let next = store::collect(txn, &start, &end, 1, |key, value| {
-        let cookie = <[u8; 8]>::try_from(value).map_err(|_| Error::damaged("a mark of a scan is damaged"))?;
-        Ok((InodeId(store::number_of(key)?), u64::from_le_bytes(cookie)))
-    })?;
+    let next = tables::UNSEEN.under(relation).collect(txn, 1, |(_, dir), cookie| (dir, cookie))?;
     let Some((dir, cookie)) = next.into_iter().next() else { return Ok(false) };
     if log::last_number(txn, record.volume)?.saturating_sub(record.ingested) > QUEUE_MAX {
         return Ok(true);
     }
-    let access = txn.get(&keys::access(dir))?.map(|v| Access::from_value(&v, || format!("directory {dir}")));
-    if access.transpose()?.is_none_or(|access| access.mode & NOT_ENUMERATED != 0) {
-        txn.delete(&keys::unseen(relation, dir)); // removed; or it comes again when its names are enumerated
+    if tables::ACCESS.get(txn, dir)?.is_none_or(|access| access.mode & NOT_ENUMERATED != 0) {
+        tables::UNSEEN.delete(txn, (relation, dir)); // removed; or it comes again when its names are enumerated
         return Ok(true);
     }
-    let (start, (_, end)) = (keys::listed(dir, cookie.saturating_add(1)), keys::range_of(b'K', dir.0));
-    let entries = store::collect(txn, &start, &end, SCAN_MAX, |key, value| {
-        let cookie = keys::cookie_of(key).ok_or_else(|| Error::damaged("a listing's key is damaged"))?;
-        Ok((cookie, Listed::from_value(value, || format!("an entry of directory {dir}"))?))
-    })?;
+    let left = tables::LISTED.from(dir, (dir, cookie.saturating_add(1)));
+    let entries = left.collect(txn, SCAN_MAX, |(_, cookie), entry| (cookie, entry))?;
     for (_, entry) in &entries {
         see(txn, relation, &record, now, dir, entry)?;
     }
     match entries.last() {
         Some((cookie, _)) if entries.len() == SCAN_MAX => {
-            txn.put(&keys::unseen(relation, dir), &cookie.to_le_bytes());
+            tables::UNSEEN.put(txn, (relation, dir), cookie);
         }
-        _ => txn.delete(&keys::unseen(relation, dir)),
+        _ => tables::UNSEEN.delete(txn, (relation, dir)),
     }
     Ok(true)
 }
@@ -224,7 +212,7 @@ fn see(
     let is_in_place = remote.is_some_and(|remote| remote.places.contains(&place));
     if known && rules::record(txn, relation)?.scans_again {
         if kind == FileKind::Directory {
-            txn.put(&keys::unseen(relation, ino), &0u64.to_le_bytes());
+            tables::UNSEEN.put(txn, (relation, ino), &0);
         }
         if is_in_place {
             return Ok(());

@@ -4,12 +4,11 @@
 //!
 //! Directories with waiting operations go first, the others in the background. Kept in memory: the store has
 //! the list of directories to read.
-use super::record::{MirroredRecord, RelationRecord};
+use super::record::RelationRecord;
 use super::ship_queue::{Batch, ShipQueue, WorkRequest};
 use super::{store, tree};
-use crate::keys;
 use crate::namespace::volume;
-use crate::record::Record;
+use crate::tables;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_env::Instant;
@@ -34,7 +33,7 @@ pub const BETWEEN_SCANS: Duration = Duration::from_secs(1);
 pub fn source(read: &dyn Read, dir: InodeId) -> Result<Option<RelationId>> {
     let volume = volume::volume_of(read, dir)?;
     for (id, record) in store::relations(read)?.into_iter().filter(|(_, r)| r.volume == volume) {
-        if record.imports && read.get(&keys::not_enumerated(id, dir))?.is_some() {
+        if record.imports && tables::NOT_ENUMERATED.has(read, (id, dir))? {
             return Ok(Some(id));
         }
     }
@@ -48,18 +47,14 @@ pub fn mirrors(read: &dyn Read, dir: InodeId) -> Result<Option<(RelationId, Rela
 }
 
 pub fn is_due(read: &dyn Read, id: RelationId, dir: InodeId, wall: Time, apart: Duration) -> Result<bool> {
-    let Some(value) = read.get(&keys::mirrored(id, dir))? else { return Ok(false) };
-    let known = MirroredRecord::from_value(&value, || format!("when directory {dir} was read at home"))?;
+    let Some(known) = tables::MIRRORED.get(read, (id, dir))? else { return Ok(false) };
     // A clock that was ahead does not prevent the rescan.
     Ok(known.at.nanos > wall.nanos || known.at.nanos.saturating_add(apart.as_nanos() as i64) <= wall.nanos)
 }
 
 /// The oldest time of a directory's last scan at home.
 pub fn oldest_scan(read: &dyn Read, id: RelationId) -> Result<Option<Time>> {
-    let (start, end) = keys::range_of_short(b'j', id.0);
-    let all = store::collect(read, &start, &end, usize::MAX, |_, value| {
-        Ok(MirroredRecord::from_value(value, || "when a directory was read at home".to_owned())?.at)
-    })?;
+    let all = tables::MIRRORED.under(id).collect(read, usize::MAX, |_, record| record.at)?;
     Ok(all.into_iter().min_by_key(|at| at.nanos))
 }
 
@@ -82,11 +77,9 @@ impl ShipQueue {
             }
             self.assign_listing(request, now, dir, batch)?;
         }
-        let start = keys::not_enumerated(request.relation, self.listings.next);
-        let (_, end) = keys::range_of_short(b'l', request.relation.0);
-        let found = store::collect(request.read, &start, &end, SCAN_MAX, |key, _| {
-            store::number_of(key).map(InodeId)
-        })?;
+        let relation = request.relation;
+        let next = tables::NOT_ENUMERATED.from(relation, (relation, self.listings.next));
+        let found = next.collect(request.read, SCAN_MAX, |(_, dir), _| dir)?;
         let last = found.len() < SCAN_MAX;
         for dir in found {
             if self.listings.out.len() >= AT_ONCE || batch.listings.len() >= request.items {
@@ -109,11 +102,9 @@ impl ShipQueue {
         wall: Time,
         batch: &mut Batch,
     ) -> Result<()> {
-        let start = keys::mirrored(request.relation, self.listings.next_again);
-        let (_, end) = keys::range_of_short(b'j', request.relation.0);
-        let found = store::collect(request.read, &start, &end, MIRRORED_MAX, |key, _| {
-            store::number_of(key).map(InodeId)
-        })?;
+        let relation = request.relation;
+        let next = tables::MIRRORED.from(relation, (relation, self.listings.next_again));
+        let found = next.collect(request.read, MIRRORED_MAX, |(_, dir), _| dir)?;
         let last = found.len() < MIRRORED_MAX;
         for dir in found {
             if self.listings.out.len() >= AGAIN_AT_ONCE || batch.listings.len() >= request.items {
@@ -137,8 +128,8 @@ impl ShipQueue {
         dir: InodeId,
         batch: &mut Batch,
     ) -> Result<()> {
-        let again = request.read.get(&keys::not_enumerated(request.relation, dir))?.is_none();
-        let is_known = !again || request.read.get(&keys::mirrored(request.relation, dir))?.is_some();
+        let again = !tables::NOT_ENUMERATED.has(request.read, (request.relation, dir))?;
+        let is_known = !again || tables::MIRRORED.has(request.read, (request.relation, dir))?;
         if !is_known || !self.listings.is_free(dir, now) {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! The order of changes of names: which objects a change touches, and which other changes it waits for.
-use super::{store, tree};
-use crate::keys;
+use super::store;
 use crate::record::ChangeRecord;
+use crate::tables;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use weir_kv::Read;
@@ -73,12 +73,10 @@ fn is_concerned(
     limit: usize,
     counts: impl Fn(&ChangeRecord) -> bool,
 ) -> Result<bool> {
-    let (start, end) = keys::range_of_short(b'O', relation.0);
-    let concerned = store::collect(read, &start, &end, limit, |key, value| {
-        let change = tree::load_change(value, store::number_of(key)?)?;
+    let concerned = tables::NAME_CHANGES.under(relation).collect(read, limit, |_, change| {
         let (changes, _) = touches(&change.what);
         let touched = changes.iter().any(|t| matches!(t, Touch::Inode(ino) if inodes.contains(ino)));
-        Ok(touched && counts(&change))
+        touched && counts(&change)
     })?;
     Ok(concerned.contains(&true))
 }

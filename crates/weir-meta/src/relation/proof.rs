@@ -1,9 +1,9 @@
 //! The bytes of a file that a home has, and the proof of that: for eviction and recall.
 use super::rules::Excluded;
 use super::{changelog, record, store, tree};
-use crate::keys;
 use crate::namespace::volume::volume_of;
 use crate::record::Inode;
+use crate::tables;
 use std::collections::BTreeSet;
 use weir_kv::{Read, Txn};
 use weir_proto::recall::Learned;
@@ -30,7 +30,7 @@ pub fn at_home(read: &dyn Read, ino: InodeId, inode: &Inode, from: u64, to: u64)
             None => "home does not have it yet".to_owned(),
         });
     }
-    if read.get(&keys::conflict(*id, ino))?.is_some() {
+    if tables::CONFLICTS.has(read, (*id, ino))? {
         return refuse(
             "it is in conflict, because home is not as it was left: `weir relation show`".to_owned(),
         );

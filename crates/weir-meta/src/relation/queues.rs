@@ -1,7 +1,7 @@
 //! The work in progress for all relations of a namespace, and the movers that have it.
 use super::ship_queue::ShipQueue;
 use super::{changelog, store};
-use crate::keys;
+use crate::tables;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use weir_env::Instant;
 use weir_kv::Read;
 use weir_proto::relation::RelationId;
-use weir_proto::{Error, Result, SessionId};
+use weir_proto::{Result, SessionId};
 
 /// Rates are measured over this time.
 const METER_SPAN: Duration = Duration::from_secs(10);
@@ -69,10 +69,7 @@ impl Meter {
 impl Relations {
     /// `leader`: a number that no other leader has; not 0.
     pub fn load(read: &dyn Read, leader: u64) -> Result<Relations> {
-        let (start, end) = keys::range_of_letter(b'M');
-        let former = store::collect(read, &start, &end, usize::MAX, |key, _| {
-            keys::session_of(key).ok_or_else(|| Error::damaged("the key of a mover is damaged"))
-        })?;
+        let former = tables::MOVERS.all().collect(read, usize::MAX, |session, _| session)?;
         let mut queues = ShipQueues { leader, former: former.into_iter().collect(), ..ShipQueues::default() };
         for (id, _) in store::all_relations(read)? {
             let mut queue = ShipQueue::default();
@@ -87,6 +84,11 @@ impl Relations {
 
     pub fn lock(&self) -> MutexGuard<'_, ShipQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks the assigned work of all relations.
+    pub fn check(&self) {
+        self.lock().queues.values().for_each(ShipQueue::check);
     }
 
     /// A mover is silent: its work is assigned to others.

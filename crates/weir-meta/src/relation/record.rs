@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::time::Duration;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::part::HomeRules;
-use weir_proto::relation::{Direction, FingerprintBytes, HomeIds, RelationId};
+use weir_proto::relation::{Direction, FingerprintBytes, HomeIds, RelationId, RelationRules};
 use weir_proto::{InodeId, VolumeId, message};
 pub use weir_relation::dirty::DirtyRange;
 
@@ -71,6 +71,15 @@ message!(
     /// `e/`: a directory without a name.
     DoomedRecord { relation: RelationId, dir: InodeId }
 );
+message!(
+    /// `0/`: the rules of a relation.
+    #[derive(Default)]
+    RulesRecord {
+        rules: RelationRules,
+        /// Its patterns were changed: scans of the volume enter directories that home has already.
+        scans_again: bool,
+    }
+);
 impl RelationRecord {
     pub fn mirrors(&self) -> bool {
         self.direction == Direction::Mirror
@@ -89,6 +98,7 @@ impl RelationRecord {
     }
 }
 impl Record for RelationRecord {}
+impl Record for RulesRecord {}
 impl Record for DirtyRange {}
 impl Record for RemoteEntry {}
 impl Record for RelocationRecord {}

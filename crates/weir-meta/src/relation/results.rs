@@ -3,9 +3,8 @@ use super::record::{ConflictRecord, ReceiptRecord, RemoteEntry};
 use super::ship_queue::{self, ShipQueue};
 use super::steps::{self, Step};
 use super::{apply, changelog, ingest, store, tree};
-use crate::keys;
 use crate::namespace::find_inode;
-use crate::record::Record;
+use crate::tables;
 use weir_env::Instant;
 use weir_kv::Txn;
 use weir_proto::meta::FileKind::{BlockDevice, CharDevice};
@@ -39,7 +38,7 @@ pub fn record(txn: &mut dyn Txn, queue: &ShipQueue, r: &CompleteWork, wall: Time
         recorded.whole |= matches!(&step.effect, steps::Effect::Make { whole: true, .. });
         apply::apply(txn, r.relation, number, wall, &step.effect, fingerprint)?;
         if step.last && ship_queue::directory_of_work(number).is_none() {
-            txn.delete(&keys::name_change(r.relation, number));
+            tables::NAME_CHANGES.delete(txn, (r.relation, number));
             record.shipped_names += 1;
         }
     }
@@ -58,11 +57,11 @@ pub fn record(txn: &mut dyn Txn, queue: &ShipQueue, r: &CompleteWork, wall: Time
             store::note_finished(txn, r.relation, ino)?;
         }
         if let Some(remote) = tree::find_remote(txn, r.relation, ino)? {
-            txn.put(&keys::remote(r.relation, ino), &RemoteEntry { writing: false, ..remote }.to_value());
+            tables::REMOTE.put(txn, (r.relation, ino), &RemoteEntry { writing: false, ..remote });
         }
     }
     record.shipped_bytes += recorded.shipped;
-    txn.put(&keys::relation(r.relation), &record.to_value());
+    tables::RELATIONS.put(txn, r.relation, &record);
     Ok(recorded)
 }
 
@@ -109,7 +108,7 @@ pub fn take_back(queue: &mut ShipQueue, r: &CompleteWork, now: Instant) -> bool 
             answered |= note(queue, now, &done.outcome, || format!("write inode {}", done.ino));
         }
     }
-    queue.check();
+    queue.check_in_tests();
     answered
 }
 
@@ -149,7 +148,7 @@ fn note_conflict(txn: &mut dyn Txn, relation: RelationId, ino: InodeId, at: Time
         Outcome::Done { .. } | Outcome::Later { .. } | Outcome::Denied { .. } | Outcome::Moved {} => return,
     };
     let record = ConflictRecord { diverged, why: why.clone(), at };
-    txn.put(&keys::conflict(relation, ino), &record.to_value());
+    tables::CONFLICTS.put(txn, (relation, ino), &record);
 }
 
 /// Home has a range.
@@ -188,7 +187,7 @@ fn receive(
             ingest::add_dirty(txn, relation, queue, done.ino, *from, again)?;
         }
         if !newer && !lacking && unproved.is_empty() {
-            txn.delete(&keys::dirty(relation, done.ino, FINISH));
+            tables::DIRTY.delete(txn, (relation, done.ino, FINISH));
             remote.complete = finish;
         }
     } else {
@@ -207,7 +206,7 @@ fn receive(
             store::remove_receipts(txn, relation, done.ino, *at, at + later.len)?;
         }
     }
-    txn.put(&keys::remote(relation, done.ino), &remote.to_value());
+    tables::REMOTE.put(txn, (relation, done.ino), &remote);
     Ok(())
 }
 

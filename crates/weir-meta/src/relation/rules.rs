@@ -1,32 +1,19 @@
 //! The rules of relations: their records, and the files that a relation does not copy.
 //!
 //! Kept beside the relation's own record, so that older programs read that as before, and ignore these.
+use super::record::RulesRecord;
 use super::store;
-use crate::keys;
 use crate::namespace::path::{Paths, names_of, place_of};
 use crate::namespace::volume;
-use crate::record::Record;
+use crate::tables;
 use std::cell::RefCell;
 use weir_kv::Read;
 use weir_proto::patterns::{self, Patterns};
 use weir_proto::relation::{BYTES_PER_S_MIN, RelationId, RelationRules};
-use weir_proto::{Error, InodeId, Result, VolumeId, message};
-
-message!(
-    /// `0/`: the rules of a relation.
-    #[derive(Default)]
-    RulesRecord {
-        rules: RelationRules,
-        /// Its patterns were changed: scans of the volume enter directories that home has already.
-        scans_again: bool,
-    }
-);
-impl Record for RulesRecord {}
+use weir_proto::{Error, InodeId, Result, VolumeId};
 
 pub fn record(read: &dyn Read, relation: RelationId) -> Result<RulesRecord> {
-    let value = read.get(&keys::rules(relation))?;
-    let record = value.map(|v| RulesRecord::from_value(&v, || format!("rules of relation {relation}")));
-    Ok(record.transpose()?.unwrap_or_default())
+    Ok(tables::RULES.get(read, relation)?.unwrap_or_default())
 }
 pub fn load(read: &dyn Read, relation: RelationId) -> Result<RelationRules> {
     record(read, relation).map(|record| record.rules)
@@ -102,6 +89,7 @@ pub fn check(rules: &RelationRules) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Record;
 
     #[test]
     fn the_layout_of_rules_never_changes() {

@@ -10,8 +10,8 @@ use super::order::{Before, WINDOW, is_barrier, touches};
 use super::record::{RelationRecord, RelocationRecord};
 use super::steps::{self, Step, held_by, moves_a_directory};
 use super::{store, tree};
-use crate::keys;
 use crate::namespace::find_inode;
+use crate::tables;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use weir_env::Instant;
@@ -129,12 +129,9 @@ impl ShipQueue {
         self.files.end_drains();
         self.ends_early.clear();
         self.paths_change = self.names_out.values().any(|out| moves_a_directory(&out.step));
-        let (start, end) = keys::range_of_short(b'O', request.relation.0);
-        let queue = store::collect(request.read, &start, &end, WINDOW, |key, value| {
-            let number = store::number_of(key)?;
-            let change = tree::load_change(value, number)?;
-            Ok((number, change.what, change.tried))
-        })?;
+        let queue = tables::NAME_CHANGES.under(request.relation);
+        let queue =
+            queue.collect(request.read, WINDOW, |(_, number), change| (number, change.what, change.tried))?;
         let mut before = Before::default();
         before.add_directories(self.names_out.keys().filter_map(|number| directory_of_work(*number)));
         let mut planned = self.relocations(request, batch, &mut before)?;
@@ -341,10 +338,8 @@ impl ShipQueue {
 
     /// Directories whose entries changed at home, when all changes of names are done there.
     fn directories(&mut self, request: &WorkRequest<'_>, batch: &mut Batch) -> Result<()> {
-        let (start, end) = keys::range_of_short(b'd', request.relation.0);
-        let dirs = store::collect(request.read, &start, &end, DIRECTORIES_AT_ONCE, |key, _| {
-            Ok(InodeId(store::number_of(key)?))
-        })?;
+        let old = tables::OLD_ATTRIBUTES.under(request.relation);
+        let dirs = old.collect(request.read, DIRECTORIES_AT_ONCE, |(_, dir), _| dir)?;
         for dir in dirs {
             let number = DIRECTORY_WORK | dir.0;
             if self.names_out.contains_key(&number) || is_in_conflict(request, dir)? {
@@ -368,16 +363,20 @@ impl ShipQueue {
         if had_work {
             self.touch_all();
         }
-        self.check();
+        self.check_in_tests();
         had_work
     }
 
-    /// In builds with debug assertions: panics where an invariant of the assigned work does not hold.
-    pub(super) fn check(&self) {
+    /// Panics where an invariant of the assigned work does not hold. In any build, a range is also checked
+    /// when it is assigned.
+    pub fn check(&self) {
+        let changes = self.names_out.values();
+        let changing = changes.flat_map(|out| held_by(&out.step.effect).map(|ino| (ino, out.session)));
+        self.files.check(&changing.collect());
+    }
+    pub(super) fn check_in_tests(&self) {
         if cfg!(debug_assertions) {
-            let changes = self.names_out.values();
-            let changing = changes.flat_map(|out| held_by(&out.step.effect).map(|ino| (ino, out.session)));
-            self.files.check(&changing.collect());
+            self.check();
         }
     }
 
@@ -398,7 +397,7 @@ impl ShipQueue {
 }
 
 pub(super) fn is_in_conflict(request: &WorkRequest<'_>, ino: InodeId) -> Result<bool> {
-    Ok(request.read.get(&keys::conflict(request.relation, ino))?.is_some())
+    tables::CONFLICTS.has(request.read, (request.relation, ino))
 }
 
 /// The directory whose times a piece of work corrects.

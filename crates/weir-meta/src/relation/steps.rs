@@ -9,8 +9,8 @@ use super::record::{RelationRecord, RelocationRecord, RemoteEntry, RemotePlace};
 use super::rules::Excluded;
 use super::store;
 use super::tree::{Present, expected, find_remote, occupant, path_of, present};
-use crate::keys;
 use crate::namespace::find_link;
+use crate::tables;
 use bytes::Bytes;
 use weir_kv::Read;
 use weir_proto::meta::{FileKind, Time};
@@ -219,7 +219,7 @@ impl<'a> Tree<'a> {
     ) -> Result<Option<Step>> {
         let Some(path) = self.path(&place)? else { return Ok(None) };
         let target = match present.kind {
-            FileKind::Symlink => self.read.get(&keys::data(ino))?.unwrap_or_default(),
+            FileKind::Symlink => tables::DATA.get(self.read, ino)?.unwrap_or_default(),
             _ => Vec::new(),
         };
         let kind = present.kind;

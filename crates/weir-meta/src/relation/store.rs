@@ -1,10 +1,10 @@
 //! Records of relations: reading and changing them inside transactions.
 use super::record::{ReceiptRecord, RelationRecord, RelocationRecord};
-use crate::keys;
 use crate::namespace::evicted;
-use crate::record::Record;
+use crate::table::Present;
+use crate::tables;
 use std::collections::BTreeMap;
-use weir_kv::{Read, Scan, Txn};
+use weir_kv::{Read, Txn};
 use weir_proto::relation::{RECEIPT_BLOCK, RelationId};
 use weir_proto::{Error, InodeId, Result};
 use weir_relation::dirty::{self, Apart, DirtyRange, FINISH, Ranges};
@@ -15,8 +15,7 @@ pub fn find_relation(read: &dyn Read, relation: RelationId) -> Result<Option<Rel
 }
 /// Finds a relation, even if it is being removed.
 pub fn find_any(read: &dyn Read, relation: RelationId) -> Result<Option<RelationRecord>> {
-    let value = read.get(&keys::relation(relation))?;
-    value.map(|v| RelationRecord::from_value(&v, || format!("relation {relation}"))).transpose()
+    tables::RELATIONS.get(read, relation)
 }
 pub fn load_relation(read: &dyn Read, relation: RelationId) -> Result<RelationRecord> {
     find_relation(read, relation)?
@@ -29,54 +28,16 @@ pub fn relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
 }
 /// All relations, including those that are being removed.
 pub fn all_relations(read: &dyn Read) -> Result<Vec<(RelationId, RelationRecord)>> {
-    let (start, end) = keys::range_of_letter(b'r');
-    collect(read, &start, &end, usize::MAX, |key, value| {
-        let number = key.get(1..5).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes);
-        let id = RelationId(number.ok_or_else(|| Error::damaged("a relation's key is damaged"))?);
-        Ok((id, RelationRecord::from_value(value, || format!("relation {id}"))?))
-    })
-}
-
-/// The first `limit` entries of a range.
-pub fn collect<T>(
-    read: &dyn Read,
-    start: &[u8],
-    end: &[u8],
-    limit: usize,
-    mut item: impl FnMut(&[u8], &[u8]) -> Result<T>,
-) -> Result<Vec<T>> {
-    let (mut items, mut problem) = (Vec::new(), None);
-    if limit == 0 {
-        return Ok(items);
-    }
-    read.scan(start, end, &mut |key, value| {
-        match item(key, value) {
-            Ok(found) => items.push(found),
-            Err(e) => problem = Some(e),
-        }
-        if problem.is_none() && items.len() < limit { Scan::More } else { Scan::Stop }
-    })?;
-    problem.map_or(Ok(items), Err)
-}
-
-/// The number in a key with a letter, a short and a long number.
-pub fn number_of(key: &[u8]) -> Result<u64> {
-    keys::long_number(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
-}
-fn offset_of(key: &[u8]) -> Result<u64> {
-    keys::offset_of(key).ok_or_else(|| Error::damaged("a key of a relation is damaged"))
+    tables::RELATIONS.all().collect(read, usize::MAX, |id, record| (id, record))
 }
 
 /// The dirty ranges of a file, without the mark that it is complete.
 pub fn dirty_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Ranges> {
-    let (start, end) = (keys::dirty(relation, ino, 0), keys::dirty(relation, ino, FINISH));
-    collect(read, &start, &end, usize::MAX, |key, value| {
-        Ok((offset_of(key)?, DirtyRange::from_value(value, || format!("dirty bytes of inode {ino}"))?))
-    })
+    let ranges = tables::DIRTY.between((relation, ino, 0), (relation, ino, FINISH));
+    ranges.collect(read, usize::MAX, |(.., offset), range| (offset, range))
 }
 pub fn dirty_finish(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<DirtyRange>> {
-    let value = read.get(&keys::dirty(relation, ino, FINISH))?;
-    value.map(|v| DirtyRange::from_value(&v, || format!("the end of inode {ino}"))).transpose()
+    tables::DIRTY.get(read, (relation, ino, FINISH))
 }
 
 pub fn add_dirty(
@@ -100,101 +61,95 @@ pub fn change_dirty(
     change(&mut after);
     let [before, after] = [before, after].map(BTreeMap::from_iter);
     for at in before.keys().filter(|at| !after.contains_key(at)) {
-        txn.delete(&keys::dirty(relation, ino, *at));
+        tables::DIRTY.delete(txn, (relation, ino, *at));
     }
     for (at, range) in after.iter().filter(|(at, range)| before.get(at) != Some(range)) {
-        txn.put(&keys::dirty(relation, ino, *at), &range.to_value());
+        tables::DIRTY.put(txn, (relation, ino, *at), range);
     }
     Ok(())
 }
 /// A file may be being written; returns whether that is new.
 pub fn note_growing(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<bool> {
-    let key = keys::growing(relation, ino);
-    let is_new = txn.get(&key)?.is_none();
+    let is_new = !tables::GROWING.has(txn, (relation, ino))?;
     if is_new {
-        txn.put(&key, &[]);
+        tables::GROWING.put(txn, (relation, ino), &Present);
     }
     Ok(is_new)
 }
 pub fn is_growing(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
-    Ok(read.get(&keys::growing(relation, ino))?.is_some())
+    tables::GROWING.has(read, (relation, ino))
 }
 /// Its last writer has closed it, or it is deleted.
 pub fn note_complete(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
-    let key = keys::growing(relation, ino);
-    if txn.get(&key)?.is_some() {
-        txn.delete(&key);
+    if tables::GROWING.has(txn, (relation, ino))? {
+        tables::GROWING.delete(txn, (relation, ino));
     }
     Ok(())
 }
 /// Whether parts of a file are at home that are not visible there yet.
 pub fn is_unfinished(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
-    Ok(read.get(&keys::unfinished(relation, ino))?.is_some())
+    tables::UNFINISHED.has(read, (relation, ino))
 }
 /// The first such files.
 pub fn unfinished(read: &dyn Read, relation: RelationId, limit: usize) -> Result<Vec<InodeId>> {
-    let (start, end) = keys::range_of_short(b'u', relation.0);
-    collect(read, &start, &end, limit, |key, _| number_of(key).map(InodeId))
+    tables::UNFINISHED.under(relation).collect(read, limit, |(_, ino), _| ino)
 }
 pub fn note_finished(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
-    let key = keys::unfinished(relation, ino);
-    if txn.get(&key)?.is_some() {
-        txn.delete(&key);
+    if tables::UNFINISHED.has(txn, (relation, ino))? {
+        tables::UNFINISHED.delete(txn, (relation, ino));
     }
     Ok(())
 }
 /// Files with a relocation.
 pub fn relocating(read: &dyn Read, relation: RelationId) -> Result<Vec<(InodeId, RelocationRecord)>> {
-    let (start, end) = keys::range_of_short(b'm', relation.0);
-    collect(read, &start, &end, usize::MAX, |key, value| {
-        let ino = InodeId(number_of(key)?);
-        Ok((ino, RelocationRecord::from_value(value, || format!("where inode {ino} goes at home"))?))
-    })
+    tables::RELOCATIONS.under(relation).collect(read, usize::MAX, |(_, ino), record| (ino, record))
 }
 pub fn relocations(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<bool> {
-    Ok(read.get(&keys::relocations(relation, ino))?.is_some())
+    tables::RELOCATIONS.has(read, (relation, ino))
 }
 /// Drops the dirty ranges of a removed file.
 pub fn drop_dirty(txn: &mut dyn Txn, relation: RelationId, ino: InodeId) -> Result<()> {
     note_complete(txn, relation, ino)?;
-    let (start, end) = keys::range_of_pair(b'P', relation.0, ino.0);
-    delete_range(txn, &start, &end, usize::MAX).map(drop)
+    tables::DIRTY.under((relation, ino)).delete_all(txn)
 }
 
-/// All records of a relation except its own one.
-const LETTERS: &[u8] = b"BOPYLqadgumijF";
+/// Calls a macro for each table of a relation's records, except that of its own one.
+macro_rules! for_each_table {
+    (|$table:ident| $body:expr) => {
+        for_each_table!(
+            $table, $body, UNSEEN NAME_CHANGES DIRTY REMOTE REMOTE_NAMES RECEIPTS CONFLICTS OLD_ATTRIBUTES GROWING
+                UNFINISHED RELOCATIONS IDENTITIES MIRRORED
+        )
+    };
+    ($table:ident, $body:expr, $($name:ident)*) => {
+        $({
+            let $table = &tables::$name;
+            $body
+        })*
+    };
+}
+
 /// Records of a removed relation that one transaction removes.
 const REMOVE_MAX: usize = 2048;
 
 /// Removes some records of a relation, its own one last; returns whether there is more.
 pub fn remove_some(txn: &mut dyn Txn, relation: RelationId) -> Result<bool> {
     let mut left = REMOVE_MAX;
-    for letter in LETTERS {
-        let (start, end) = keys::range_of_short(*letter, relation.0);
-        left -= delete_range(txn, &start, &end, left)?;
-        if left == 0 {
-            return Ok(true);
-        }
+    for_each_table!(|table| left -= table.under(relation).delete_some(txn, left)?);
+    if left == 0 {
+        return Ok(true);
     }
-    txn.delete(&keys::relation(relation));
+    tables::RULES.delete(txn, relation);
+    tables::RELATIONS.delete(txn, relation);
     Ok(false)
 }
 
 /// The number of records of a relation.
 pub fn count(read: &dyn Read, relation: RelationId) -> Result<usize> {
     let mut count = usize::from(find_any(read, relation)?.is_some());
-    for letter in LETTERS {
-        let (start, end) = keys::range_of_short(*letter, relation.0);
-        count += collect(read, &start, &end, usize::MAX, |_, _| Ok(()))?.len();
-    }
+    count += usize::from(tables::RULES.has(read, relation)?);
+    for_each_table!(|table| count += table.under(relation).count(read)?);
     Ok(count)
-}
-
-/// Deletes the first `limit` entries of a range; returns their number.
-pub fn delete_range(txn: &mut dyn Txn, start: &[u8], end: &[u8], limit: usize) -> Result<usize> {
-    let found = collect(txn, start, end, limit, |key, _| Ok(key.to_vec()))?;
-    found.iter().for_each(|key| txn.delete(key));
-    Ok(found.len())
 }
 
 /// The bytes of a file that are at home only: (from, to). A read of them from targets returns zeros.
@@ -217,10 +172,9 @@ pub fn outside(ranges: &[(u64, u64)], end: u64) -> Vec<(u64, u64)> {
 // ---- receipts
 
 pub fn receipts_of(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Vec<(u64, ReceiptRecord)>> {
-    let (start, end) = keys::range_of_pair(b'q', relation.0, ino.0);
-    collect(read, &start, &end, usize::MAX, |key, value| {
-        Ok((offset_of(key)?, ReceiptRecord::from_value(value, || format!("a receipt of inode {ino}"))?))
-    })
+    tables::RECEIPTS
+        .under((relation, ino))
+        .collect(read, usize::MAX, |(.., offset), receipt| (offset, receipt))
 }
 
 /// The most receipts shorter than a block that a file may have, besides one for each block of its length.
@@ -241,11 +195,11 @@ pub fn add_receipt(
         if short.count > SHORT_RECEIPTS_MAX + short.file_end / RECEIPT_BLOCK {
             let all = receipts_of(txn, relation, ino)?.into_iter();
             all.filter(|(_, r)| r.len < RECEIPT_BLOCK)
-                .for_each(|(at, _)| txn.delete(&keys::receipt(relation, ino, at)));
+                .for_each(|(at, _)| tables::RECEIPTS.delete(txn, (relation, ino, at)));
             return Ok(());
         }
     }
-    txn.put(&keys::receipt(relation, ino, offset), &receipt.to_value());
+    tables::RECEIPTS.put(txn, (relation, ino, offset), &receipt);
     Ok(())
 }
 
@@ -272,11 +226,11 @@ pub fn remove_receipts(
             short.count += u64::from(receipt.len < RECEIPT_BLOCK);
             continue;
         }
-        txn.delete(&keys::receipt(relation, ino, at));
+        tables::RECEIPTS.delete(txn, (relation, ino, at));
         for (from, to) in [(at, start.min(receipt_end)), (end.max(at), receipt_end)] {
             if let Some((from, part)) = part_of(at, &receipt, from, to) {
                 short.count += u64::from(part.len < RECEIPT_BLOCK);
-                txn.put(&keys::receipt(relation, ino, from), &part.to_value());
+                tables::RECEIPTS.put(txn, (relation, ino, from), &part);
             }
         }
     }
@@ -315,8 +269,12 @@ pub fn is_proved(read: &dyn Read, relation: RelationId, ino: InodeId, from: u64,
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::{ConflictRecord, RulesRecord};
     use super::*;
+    use crate::holds::HoldsRecord;
     use weir_kv::{Kv, MemoryKv};
+    use weir_proto::SessionId;
+    use weir_proto::meta::Time;
 
     /// In a file of many short ranges and one long one.
     #[test]
@@ -346,5 +304,27 @@ mod tests {
             Ok(())
         };
         kv.transact(&mut body).unwrap();
+    }
+    /// Their keys began with one letter: a relation and a namespace of one number had the same ones.
+    #[test]
+    fn a_removed_relation_takes_its_rules_and_no_sessions() {
+        let kv = MemoryKv::new();
+        let (relation, ino, session) = (RelationId(1), InodeId(5), SessionId(1 << 32 | 7));
+        kv.transact(&mut |txn| {
+            tables::HOLDS.put(txn, session, &HoldsRecord { volumes: Vec::new() });
+            tables::RULES.put(txn, relation, &RulesRecord::default());
+            tables::UNSEEN.put(txn, (relation, ino), &0);
+            tables::CONFLICTS.put(txn, (RelationId(2), ino), &conflict());
+            assert_eq!(count(txn, relation)?, 2);
+            assert!(!remove_some(txn, relation)?);
+            assert_eq!(count(txn, relation)?, 0);
+            assert!(tables::HOLDS.has(txn, session)? && tables::CONFLICTS.has(txn, (RelationId(2), ino))?);
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    fn conflict() -> ConflictRecord {
+        ConflictRecord { diverged: true, why: "it was changed at home".into(), at: Time { nanos: 1 } }
     }
 }

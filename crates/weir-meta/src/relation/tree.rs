@@ -3,13 +3,13 @@
 //! Invariant: remote entries describe home after the last change that was applied there, so a path built from
 //! them is right for the next one. Reads records only: `steps` decides, `apply` changes them.
 use super::record::{RemoteEntry, RemotePlace};
-use crate::keys;
 use crate::namespace::{find_inode, volume};
-use crate::record::{Access, ChangeRecord, MODE_BITS, Record, Tally};
+use crate::tables;
 use bytes::Bytes;
 use std::collections::BTreeSet;
-use weir_kv::{Read, Scan};
+use weir_kv::Read;
 use weir_proto::meta::FileKind;
+use weir_proto::posix::MODE_BITS;
 use weir_proto::relation::{Expected, HomeAttrs, RelationId};
 use weir_proto::{Error, InodeId, Result, VolumeId};
 
@@ -17,8 +17,7 @@ use weir_proto::{Error, InodeId, Result, VolumeId};
 const DEPTH_MAX: usize = 1 << 16;
 
 pub fn find_remote(read: &dyn Read, relation: RelationId, ino: InodeId) -> Result<Option<RemoteEntry>> {
-    let value = read.get(&keys::remote(relation, ino))?;
-    value.map(|v| RemoteEntry::from_value(&v, || format!("inode {ino} at home of {relation}"))).transpose()
+    tables::REMOTE.get(read, (relation, ino))
 }
 
 /// The state that a mover must find.
@@ -28,8 +27,7 @@ pub fn expected(remote: &RemoteEntry) -> Expected {
 
 /// The inode that has a name at home.
 pub fn occupant(read: &dyn Read, relation: RelationId, place: &RemotePlace) -> Result<Option<InodeId>> {
-    let value = read.get(&keys::remote_name(relation, place.dir, &place.name))?;
-    Ok(value.and_then(|v| <[u8; 8]>::try_from(v).ok()).map(|v| InodeId(u64::from_le_bytes(v))))
+    tables::REMOTE_NAMES.get(read, (relation, place.dir, &place.name))
 }
 
 /// The path of an inode at home, relative to home's root; `None`: it does not exist there.
@@ -85,13 +83,8 @@ pub struct Present {
 
 pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
     let xattrs = || {
-        let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
-        read.scan(&start, &end, &mut |key, value| {
-            let name = Bytes::copy_from_slice(keys::xattr_name(key));
-            found.push((name, Bytes::copy_from_slice(value)));
-            Scan::More
-        })?;
-        Ok::<_, Error>(found)
+        let named = |(_, name): (InodeId, &[u8]), value| (Bytes::copy_from_slice(name), Bytes::from(value));
+        tables::XATTRS.under(ino).collect(read, usize::MAX, named)
     };
     if let Some(inode) = find_inode(read, ino)? {
         if inode.nlink == 0 {
@@ -108,12 +101,8 @@ pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
         let volume = volume::volume_of(read, inode.parent)?;
         return Ok(Some(Present { kind: inode.kind, size: inode.size, rdev: inode.rdev, attrs, volume }));
     }
-    let Some(value) = read.get(&keys::access(ino))? else { return Ok(None) };
-    let access = Access::from_value(&value, || format!("directory {ino}"))?;
-    let tally = match read.get(&keys::tally(ino))? {
-        Some(value) => Tally::from_value(&value, || format!("the counts of directory {ino}"))?,
-        None => return Ok(None),
-    };
+    let Some(access) = tables::ACCESS.get(read, ino)? else { return Ok(None) };
+    let Some(tally) = tables::TALLIES.get(read, ino)? else { return Ok(None) };
     let attrs = HomeAttrs {
         mode: access.mode & MODE_BITS,
         uid: access.uid,
@@ -123,9 +112,4 @@ pub fn present(read: &dyn Read, ino: InodeId) -> Result<Option<Present>> {
         xattrs: xattrs()?,
     };
     Ok(Some(Present { kind: FileKind::Directory, size: 0, rdev: 0, attrs, volume: access.volume }))
-}
-
-/// A change as it is stored.
-pub fn load_change(value: &[u8], number: u64) -> Result<ChangeRecord> {
-    ChangeRecord::from_value(value, || format!("change {number}"))
 }

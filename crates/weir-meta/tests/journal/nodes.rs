@@ -8,7 +8,7 @@ use weir_coord::decide::JournalGroup;
 use weir_env::sim::{SimConfig, World};
 use weir_env::{Addr, Env};
 use weir_kv::{CommitSeq, Engine, EngineConfig, Kv, Read, Scan, SharedKv};
-use weir_meta::copies::{Follower, Group, Leader, News, Right};
+use weir_meta::copies::{Copier, Follower, Group, News, Right};
 use weir_proto::map::{MemberState, Role};
 use weir_proto::{ClusterId, Epoch, ErrorKind, NamespaceId, NodeId, Result};
 use weir_rpc::{Call, Channel, Handled, Identity, Server, Service};
@@ -28,7 +28,7 @@ struct Copy {
 #[derive(Clone)]
 struct Led {
     env: Env,
-    leader: Arc<Leader>,
+    leader: Arc<Copier>,
     kv: SharedKv,
     right: Arc<Right>,
 }
@@ -130,7 +130,7 @@ impl Cluster {
                 said.lock().unwrap().push((id, epoch));
             }
         });
-        let leader = Arc::new(Leader::begin(&node.env, engine.clone(), group, promise, report).await?);
+        let leader = Arc::new(Copier::begin(&node.env, engine.clone(), group, promise, report).await?);
         let (env, right) = (node.env.clone(), Right::of(leader.clone()));
         *node.copy.led.lock().unwrap() = Some(Led { env, leader, kv: engine.led(), right });
         Ok(())

@@ -13,7 +13,7 @@ use weir_proto::access::{AccessRule, Grant, IdRange, IdsAre, RootIs, VolumeGrant
 use weir_proto::enrol::GetEnrolment;
 use weir_proto::meta::Cred;
 use weir_proto::volume::Volume;
-use weir_trust::rules::{Called, Decision, From, Origin, Word, decide, ids_word, root_word};
+use weir_trust::rules::{Called, Decision, From, Origin, decide};
 
 pub fn run(command: &AccessCommand) -> Outcome<()> {
     match command {
@@ -101,7 +101,7 @@ fn checked_json(args: &CheckAccess, volume: &Volume, decision: &Decision, acts: 
         "node": args.node,
         "from": args.from.map(|at| at.to_string()),
         "volume": volume.name,
-        "access": Word(decision.grant).to_string(),
+        "access": decision.grant.to_string(),
         "rule": decision.rule,
         "why": decision.why,
         "uid": acts.uid,
@@ -220,7 +220,7 @@ fn mapped(words: &[String]) -> Outcome<IdsAre> {
 }
 
 fn volumes_words(rule: &AccessRule) -> Vec<String> {
-    rule.volumes.iter().map(|v| format!("{}:{}", v.glob, Word(v.grant))).collect()
+    rule.volumes.iter().map(|v| format!("{}:{}", v.glob, v.grant)).collect()
 }
 
 fn networks_words(rule: &AccessRule) -> Vec<String> {
@@ -234,8 +234,8 @@ fn row(rule: &AccessRule) -> Vec<String> {
         rule.who.clone(),
         if from.is_empty() { "anywhere".to_owned() } else { from.join(",") },
         volumes_words(rule).join(","),
-        root_word(rule.root).to_owned(),
-        ids_word(&rule.ids),
+        rule.root.to_string(),
+        rule.ids.to_string(),
     ]
 }
 
@@ -245,8 +245,8 @@ fn as_json(rule: &AccessRule) -> Value {
         "who": rule.who,
         "from": networks_words(rule),
         "volumes": volumes_words(rule),
-        "root": root_word(rule.root),
-        "ids": ids_word(&rule.ids),
+        "root": rule.root.to_string(),
+        "ids": rule.ids.to_string(),
     })
 }
 

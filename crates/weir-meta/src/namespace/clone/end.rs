@@ -1,8 +1,7 @@
 //! The end of a clone's enumeration, and of a deleted clone: drops their records, in steps.
 use super::super::*;
-use super::{ITSELF, find, not_enumerated, user_of};
+use super::{ITSELF, directories, find, not_enumerated, user_of};
 use crate::record::CloneRecord;
-use weir_kv::Scan;
 
 /// Records that one step forgets.
 const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
@@ -10,13 +9,11 @@ const FORGOTTEN_AT_ONCE: usize = if cfg!(test) { 2 } else { 256 };
 /// When all directories are enumerated: drops the records of the enumeration, in steps. True: done.
 pub fn end_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     let Some(mut record) = find(cx.read(), clone)?.filter(|c| !c.listed) else { return Ok(true) };
-    if !not_enumerated(cx.read(), clone, 1)?.is_empty()
-        || !forget_range(cx, keys::range_of_short(b'f', clone.0))?
-    {
+    if !not_enumerated(cx.read(), clone, 1)?.is_empty() || !forget_files(cx, clone)? {
         return Ok(false);
     }
     record.listed = true;
-    cx.txn.put(&keys::clone(clone, ITSELF), &record.to_value());
+    tables::CLONES.put(cx.txn, (clone, ITSELF), &record);
     drop_own_snapshot(cx, &record)?;
     Ok(true)
 }
@@ -24,14 +21,12 @@ pub fn end_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
 /// Drops the records of a deleted clone, whose names are gone, in steps. True: nothing is left.
 pub(in crate::namespace) fn forget_some(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
     let Some(record) = find(cx.read(), clone)? else { return Ok(true) };
-    if !forget_range(cx, keys::range_of_short(b'f', clone.0))? {
+    if !forget_files(cx, clone)?
+        || directories(clone).delete_some(cx.txn, FORGOTTEN_AT_ONCE)? == FORGOTTEN_AT_ONCE
+    {
         return Ok(false);
     }
-    let (_, end) = keys::range_of_short(b'y', clone.0);
-    if !forget_range(cx, (keys::clone(clone, InodeId(1)).to_vec(), end))? {
-        return Ok(false);
-    }
-    cx.txn.delete(&keys::clone(clone, ITSELF));
+    tables::CLONES.delete(cx.txn, (clone, ITSELF));
     cx.events.snapshots = true;
     if !record.listed {
         drop_own_snapshot(cx, &record)?;
@@ -48,17 +43,13 @@ fn drop_own_snapshot(cx: &mut Cx<'_>, record: &CloneRecord) -> Result<()> {
         return snapshot::drop_number(cx, record.source, record.snapshot);
     };
     if let Some(clone) = find(cx.read(), other)? {
-        cx.txn.put(&keys::clone(other, ITSELF), &CloneRecord { own: true, ..clone }.to_value());
+        tables::CLONES.put(cx.txn, (other, ITSELF), &CloneRecord { own: true, ..clone });
     }
     Ok(())
 }
 
-fn forget_range(cx: &mut Cx<'_>, (start, end): (Vec<u8>, Vec<u8>)) -> Result<bool> {
-    let mut found = Vec::new();
-    cx.txn.scan(&start, &end, &mut |key, _| {
-        found.push(key.to_vec());
-        if found.len() < FORGOTTEN_AT_ONCE { Scan::More } else { Scan::Stop }
-    })?;
-    found.iter().for_each(|key| cx.txn.delete(key));
-    Ok(found.len() < FORGOTTEN_AT_ONCE)
+/// True: none is left.
+fn forget_files(cx: &mut Cx<'_>, clone: VolumeId) -> Result<bool> {
+    let forgotten = tables::CLONE_FILES.under(clone).delete_some(cx.txn, FORGOTTEN_AT_ONCE)?;
+    Ok(forgotten < FORGOTTEN_AT_ONCE)
 }

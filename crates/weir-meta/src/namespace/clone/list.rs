@@ -3,8 +3,8 @@ use super::super::charge::Charge;
 use super::super::evicted::{self, evictable};
 use super::super::layers;
 use super::super::objects::OBJECT_BIT;
-use super::super::open::next_truncation;
 use super::super::snapshot_view::SnapshotView;
+use super::super::writer::next_truncation;
 use super::super::*;
 use super::{ITSELF, find};
 use crate::keys::Sequence;
@@ -18,7 +18,7 @@ use weir_proto::volume::{Volume, VolumeClone};
 /// Entries that one step creates.
 const LISTED_AT_ONCE: usize = if cfg!(test) { 2 } else { 64 };
 
-pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
+pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Attempt<Volume> {
     let source = volume::load_as_admin(cx.read(), &r.new.cred, r.source)?;
     let (number, snapshot) = snapshot::named(cx.read(), r.source, &r.snapshot)?;
     if snapshot.evicted > 0 {
@@ -26,7 +26,7 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
             "{} bytes of volume {:?} were at home only when snapshot {:?} was taken: a clone has no home. Recall them \
              (`weir relation prefetch`), and clone it then",
             snapshot.evicted, source.name, r.snapshot
-        )));
+        )).into());
     }
     let made = volume::change::create(cx, &r.new)?;
     let (root, clone) = (made.root, made.id);
@@ -35,16 +35,16 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeClone) -> Result<Volume> {
         (load_access(&snapshot_view, source.root)?, load_tally(&snapshot_view, source.root)?)
     };
     for (name, value) in xattrs_then(cx, number, source.root)? {
-        cx.txn.put(&keys::xattr(root, &name), &value);
+        tables::XATTRS.put_bytes(cx.txn, (root, &name), &value);
     }
     let access = load_access(cx.read(), root)?;
     cx.put_access(root, &Access { mode: then.mode | NOT_ENUMERATED, uid: then.uid, gid: then.gid, ..access });
     let now = load_tally(cx.read(), root)?;
     cx.put_tally(root, &Tally { mtime: tally.mtime, ..now });
     let record = CloneRecord { source: r.source, snapshot: number, own: r.own, listed: false };
-    cx.txn.put(&keys::clone(clone, ITSELF), &record.to_value());
+    tables::CLONES.put(cx.txn, (clone, ITSELF), &record);
     let not_enumerated = NotEnumeratedRecord { source: source.root, after: 0 };
-    cx.txn.put(&keys::clone(clone, root), &not_enumerated.to_value());
+    tables::CLONE_DIRS.put(cx.txn, (clone, root), &not_enumerated);
     cx.events.snapshots = true;
     Ok(made)
 }
@@ -54,12 +54,7 @@ fn xattrs_then(cx: &Cx<'_>, snapshot: u32, ino: InodeId) -> Result<Vec<(Vec<u8>,
 }
 
 fn xattrs_of(snapshot_view: &SnapshotView<'_>, ino: InodeId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
-    snapshot_view.scan(&start, &end, &mut |key, value| {
-        found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
-        Scan::More
-    })?;
-    Ok(found)
+    tables::XATTRS.under(ino).collect(snapshot_view, usize::MAX, |(_, name), value| (name.to_vec(), value))
 }
 
 /// An entry of a directory in the snapshot.
@@ -88,12 +83,13 @@ pub enum Listing {
 }
 
 /// Enumerates a part of a directory.
-pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listing> {
+pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Attempt<Listing> {
     let Some(record) = find(cx.read(), clone)? else { return Ok(Listing::All) };
-    let Some(value) = cx.txn.get(&keys::clone(clone, dir))? else { return Ok(Listing::All) };
-    let not_enumerated = NotEnumeratedRecord::from_value(&value, || format!("what directory {dir} is like"))?;
+    let Some(not_enumerated) = tables::CLONE_DIRS.get(cx.read(), (clone, dir))? else {
+        return Ok(Listing::All);
+    };
     let Some(mut access) = find_access(cx.read(), dir)? else {
-        cx.txn.delete(&keys::clone(clone, dir));
+        tables::CLONE_DIRS.delete(cx.txn, (clone, dir));
         return Ok(Listing::All);
     };
     let (found, mut listing) = {
@@ -123,9 +119,9 @@ pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Result<Listi
     if matches!(listing, Listing::All) {
         access.mode &= !NOT_ENUMERATED;
         cx.put_access(dir, &access);
-        cx.txn.delete(&keys::clone(clone, dir));
+        tables::CLONE_DIRS.delete(cx.txn, (clone, dir));
     } else {
-        cx.txn.put(&keys::clone(clone, dir), &NotEnumeratedRecord { after, ..not_enumerated }.to_value());
+        tables::CLONE_DIRS.put(cx.txn, (clone, dir), &NotEnumeratedRecord { after, ..not_enumerated });
     }
     Ok(listing)
 }
@@ -138,23 +134,17 @@ fn read_some(
 ) -> Result<(Vec<Found>, Listing)> {
     let tally = load_tally(snapshot_view, dir)?;
     let trash = trash::of(cx.read(), snapshot_view.volume())?;
-    let (mut names, mut listing, mut bad) = (Vec::new(), Listing::All, None);
-    let (start, stop) = (keys::listed(dir, after + 1), keys::listed(dir, tally.next_cookie));
+    let (mut names, mut listing) = (Vec::new(), Listing::All);
     if after + 1 < tally.next_cookie {
-        snapshot_view.scan(&start, &stop, &mut |key, value| {
+        let left = tables::LISTED.between((dir, after + 1), (dir, tally.next_cookie));
+        left.scan(snapshot_view, &mut |(_, cookie), listed| {
             if names.len() == LISTED_AT_ONCE {
                 listing = Listing::Some;
                 return Scan::Stop;
             }
-            match Listed::from_value(value, || format!("an entry of directory {dir}")) {
-                Ok(listed) => names.push((keys::cookie_of(key).unwrap_or(u64::MAX), listed)),
-                Err(e) => bad = Some(e),
-            }
-            if bad.is_none() { Scan::More } else { Scan::Stop }
+            names.push((cookie, listed));
+            Scan::More
         })?;
-    }
-    if let Some(e) = bad {
-        return Err(e);
     }
     let mut found = Vec::new();
     for (cookie, Listed { ino, kind, name }) in names {
@@ -171,7 +161,7 @@ fn content_of(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind:
         return Ok(What::Directory(load_access(snapshot_view, ino)?, load_tally(snapshot_view, ino)?));
     }
     let inode = load_file(snapshot_view, ino)?;
-    let inline = snapshot_view.get(&keys::data(ino))?;
+    let inline = tables::DATA.get(snapshot_view, ino)?;
     let layers =
         if inode.layered() > 0 { layers::ranges(snapshot_view, ino, 0, usize::MAX)? } else { Vec::new() };
     let recover = match find_inode(cx.read(), ino)? {
@@ -187,7 +177,7 @@ fn make_one(
     (clone, dir): (VolumeId, InodeId),
     tally: &mut Tally,
     entry: Found,
-) -> Result<Charge> {
+) -> Attempt<Charge> {
     let Found { name, ino: source, kind, xattrs, what, .. } = entry;
     if let What::File { inode, .. } = &what
         && inode.nlink > 1
@@ -205,20 +195,19 @@ fn make_one(
         }
         What::File { inode, inline, layers, .. } => {
             if inode.nlink > 1 {
-                cx.txn.put(&keys::clone_file(clone, source), &ino.0.to_le_bytes());
+                tables::CLONE_FILES.put(cx.txn, (clone, source), &ino);
             }
             make_file(cx, (dir, tally.next_cookie - 1), (ino, source), inode, inline, layers)?
         }
     };
     for (name, value) in xattrs {
-        cx.txn.put(&keys::xattr(ino, &name), &value);
+        tables::XATTRS.put_bytes(cx.txn, (ino, &name), &value);
     }
     Ok(charge)
 }
 
 fn known_file(cx: &Cx<'_>, clone: VolumeId, source: InodeId) -> Result<Option<(InodeId, Inode)>> {
-    let value = cx.txn.get(&keys::clone_file(clone, source))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
-    let Some(ino) = value.map(|v| InodeId(u64::from_le_bytes(v))) else { return Ok(None) };
+    let Some(ino) = tables::CLONE_FILES.get(cx.read(), (clone, source))? else { return Ok(None) };
     // A file that was removed in the clone meanwhile has no other name.
     Ok(find_inode(cx.read(), ino)?.filter(|inode| inode.nlink > 0).map(|inode| (ino, inode)))
 }
@@ -229,12 +218,12 @@ fn link(
     tally: &mut Tally,
     name: &[u8],
     (ino, mut inode): (InodeId, Inode),
-) -> Result<()> {
+) -> Attempt<()> {
     cx.need(ino, Need::Change);
     cx.clear()?;
     inode.nlink += 1;
     cx.insert_name(dir, tally, name, ino, inode.kind);
-    cx.txn.put(&keys::link(ino, dir, name), &[]);
+    tables::LINKS.put(cx.txn, (ino, dir, name), &Present);
     cx.put_inode(ino, &inode);
     Ok(())
 }
@@ -250,7 +239,7 @@ fn make_directory(
     let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
     let (entries, subdirectories, next_n, next_cookie) = (0, 0, 0, 1);
     cx.put_tally(ino, &Tally { entries, subdirectories, serial, next_n, next_cookie, ..then });
-    cx.txn.put(&keys::clone(clone, ino), &NotEnumeratedRecord { source, after: 0 }.to_value());
+    tables::CLONE_DIRS.put(cx.txn, (clone, ino), &NotEnumeratedRecord { source, after: 0 });
     Ok(())
 }
 
@@ -261,9 +250,9 @@ fn make_file(
     then: Inode,
     inline: Option<Vec<u8>>,
     known: Vec<(u64, LayerRecord)>,
-) -> Result<Charge> {
+) -> Attempt<Charge> {
     if then.evicted > 0 {
-        return Err(Error::unsupported(format!("inode {source} has bytes that are at home only")));
+        return Err(Error::unsupported(format!("inode {source} has bytes that are at home only")).into());
     }
     let mut inode = Inode {
         nlink: 1,
@@ -276,7 +265,7 @@ fn make_file(
     };
     cx.put_inode(ino, &inode);
     match inline {
-        Some(inline) => cx.txn.put(&keys::data(ino), &inline),
+        Some(inline) => tables::DATA.put_bytes(cx.txn, ino, &inline),
         None => {
             let bytes = share(cx, (ino, source), &then, known)?;
             if bytes > 0 {
@@ -295,10 +284,10 @@ fn share(
     (ino, source): (InodeId, InodeId),
     then: &Inode,
     known: Vec<(u64, LayerRecord)>,
-) -> Result<u64> {
+) -> Attempt<u64> {
     let (mut bytes, mut elsewhere) = (0, Vec::new());
     for (from, layer) in known {
-        cx.txn.put(&keys::layer(ino, from), &LayerRecord { handed: 0, ..layer }.to_value());
+        tables::LAYERS.put(cx.txn, (ino, from), &LayerRecord { handed: 0, ..layer });
         bytes += layer.to - from;
         elsewhere.push(evicted::Found { from, range: EvictedRange { to: layer.to, handed: 0 } });
     }
@@ -309,13 +298,13 @@ fn share(
     let mut any = false;
     for gap in evictable(&layout, then.size, (0, then.size), &elsewhere) {
         let layer = LayerRecord { to: gap.to, object, handed: 0, fence, first_pg, pg_count };
-        cx.txn.put(&keys::layer(ino, gap.from), &layer.to_value());
+        tables::LAYERS.put(cx.txn, (ino, gap.from), &layer);
         bytes += gap.to - gap.from;
         any = true;
     }
     if any && find_inode(cx.read(), source)?.is_some_and(|now| now.object(source) == object) {
         if object.0 & OBJECT_BIT != 0 {
-            cx.txn.put(&keys::owner(object), &source.0.to_le_bytes());
+            tables::OBJECT_OWNERS.put(cx.txn, object, &source);
         }
         cx.outlive_fence(source, object, fence)?;
     }

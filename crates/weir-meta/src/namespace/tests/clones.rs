@@ -4,7 +4,7 @@ use super::super::clone;
 use super::super::snapshot_view::SnapshotView;
 use super::snapshots::{Model, STRIPE};
 use super::*;
-use crate::record::{Listed, NotEnumeratedRecord};
+use crate::record::Listed;
 use weir_proto::snapshot::{SnapshotDelete, SnapshotTake};
 use weir_proto::volume::{Policy, Quota, VolumeClone, VolumeCreate, VolumeDelete};
 
@@ -20,25 +20,16 @@ type Cells = BTreeMap<(InodeId, u64), u64>;
 type Places<'a> = (&'a Cells, &'a Cells);
 
 fn xattrs(read: &dyn Read, ino: InodeId) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let (mut found, (start, end)) = (Vec::new(), keys::range_of(b'X', ino.0));
-    read.scan(&start, &end, &mut |key, value| {
-        found.push((keys::xattr_name(key).to_vec(), value.to_vec()));
-        Scan::More
-    })
-    .unwrap();
-    found
+    let all = tables::XATTRS.under(ino);
+    all.collect(read, usize::MAX, |(_, name), value| (name.to_vec(), value)).unwrap()
 }
 fn entries(read: &dyn Read, dir: InodeId, after: u64) -> Vec<Listed> {
-    let (mut found, tally) = (Vec::new(), load_tally(read, dir).unwrap());
-    if after + 1 < tally.next_cookie {
-        let (start, end) = (keys::listed(dir, after + 1), keys::listed(dir, tally.next_cookie));
-        read.scan(&start, &end, &mut |_, value| {
-            found.push(Listed::from_value(value, String::new).unwrap());
-            Scan::More
-        })
-        .unwrap();
+    let tally = load_tally(read, dir).unwrap();
+    if after + 1 >= tally.next_cookie {
+        return Vec::new();
     }
-    found
+    let left = tables::LISTED.between((dir, after + 1), (dir, tally.next_cookie));
+    left.collect(read, usize::MAX, |_, listed| listed).unwrap()
 }
 fn thing(read: &dyn Read, (cells, home): Places<'_>, ino: InodeId) -> Thing {
     let Some(inode) = find_inode(read, ino).unwrap() else {
@@ -53,7 +44,7 @@ fn thing(read: &dyn Read, (cells, home): Places<'_>, ino: InodeId) -> Thing {
             Vec::new(),
         );
     };
-    let inline = read.get(&keys::data(ino)).unwrap();
+    let inline = tables::DATA.get(read, ino).unwrap();
     let layers = layers::ranges(read, ino, 0, usize::MAX).unwrap();
     // A snapshot has no list of evicted ranges.
     let away = match inode.evicted {
@@ -123,16 +114,14 @@ impl Clones {
                 _ => drop(tree.insert(path, thing(read, self.places(), ino))),
             }
         }
-        if let Some(value) = read.get(&keys::clone(volume, dir)).unwrap() {
-            let not_enumerated = NotEnumeratedRecord::from_value(&value, String::new).unwrap();
+        if let Some(not_enumerated) = tables::CLONE_DIRS.get(read, (volume, dir)).unwrap() {
             let clone = clone::find(read, volume).unwrap().unwrap();
             let snapshot_view = SnapshotView::new(read, &self.m.w.snapshots, clone.snapshot).unwrap();
             let mut then = Then::new();
             self.walk_then(&snapshot_view, (path, not_enumerated.source), not_enumerated.after, &mut then);
             // A file of several names of which one exists already is that file.
             tree.extend(then.into_iter().map(|(path, (ino, then))| {
-                let known = read.get(&keys::clone_file(volume, ino)).unwrap();
-                let known = known.map(|v| InodeId(u64::from_le_bytes(v.try_into().unwrap())));
+                let known = tables::CLONE_FILES.get(read, (volume, ino)).unwrap();
                 let known =
                     known.filter(|known| find_inode(read, *known).unwrap().is_some_and(|i| i.nlink > 0));
                 (path, known.map_or(then, |known| thing(read, self.places(), known)))

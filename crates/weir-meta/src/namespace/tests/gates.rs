@@ -5,7 +5,7 @@ use crate::record::Writing;
 
 const EROFS: i32 = 30;
 
-/// The end of a gate: its error, unless obstacles are the reason, and its obstacles.
+/// The end of a gate: its error, unless it is blocked, and its obstacles.
 type Met = (Option<ErrorKind>, Vec<Obstacle>);
 
 /// The rules that differ from a test's usual ones.
@@ -16,16 +16,18 @@ struct Under {
 }
 
 /// Runs a gate under these rules; nothing is changed.
-fn met<T>(w: &mut World, under: &Under, gate: impl Fn(&mut Cx<'_>) -> Result<T>) -> Met {
+fn met<T>(w: &mut World, under: &Under, gate: impl Fn(&mut Cx<'_>) -> Attempt<T>) -> Met {
     w.change(|cx| {
         let (mirrored, snapshotting) = (&under.mirrored, under.snapshotting);
         let rules = Rules { mirrored, snapshotting, ..*cx.rules };
         let mut obstacles = Obstacles::default();
         let mut cx =
             Cx { txn: &mut *cx.txn, rules: &rules, obstacles: &mut obstacles, events: cx.events, uid: None };
-        let error = gate(&mut cx).err();
-        let kind = error.filter(|_| obstacles.is_empty()).map(|e| e.kind);
-        Ok((kind, obstacles.iter().copied().collect()))
+        let kind = match gate(&mut cx) {
+            Err(Halt::Failed(e)) => Some(e.kind),
+            Ok(_) | Err(Halt::Blocked) => None,
+        };
+        Ok::<_, Halt>((kind, obstacles.iter().copied().collect()))
     })
     .unwrap()
 }
@@ -53,15 +55,18 @@ fn a_directory_is_searched_and_changed_only_with_permission() {
 fn a_directory_of_a_mirror_is_not_changed() {
     let mut w = World::new();
     let mirror = Under { mirrored: BTreeSet::from([VolumeId::ROOT]), ..Under::default() };
-    let gates: [fn(&mut Cx<'_>) -> Result<()>; 2] = [
-        |cx| cx.dir_to_write(&root(), InodeId::ROOT).map(drop),
+    let gates: [fn(&mut Cx<'_>) -> Attempt<()>; 2] = [
+        |cx| Ok(drop(cx.dir_to_write(&root(), InodeId::ROOT)?)),
         |cx| cx.dir_to_search(&root(), InodeId::ROOT)?.for_change(cx).map(drop),
     ];
     for gate in gates {
         let (kind, obstacles) = met(&mut w, &mirror, gate);
         assert_eq!((kind.map(|kind| kind.errno()), obstacles), (Some(EROFS), vec![]));
     }
-    assert_eq!(met(&mut w, &mirror, |cx| cx.dir_to_search(&root(), InodeId::ROOT).map(drop)), (None, vec![]));
+    assert_eq!(
+        met(&mut w, &mirror, |cx| Ok(cx.dir_to_search(&root(), InodeId::ROOT).map(drop)?)),
+        (None, vec![])
+    );
 }
 
 #[test]
@@ -71,7 +76,7 @@ fn a_directory_whose_names_are_not_known_is_not_changed() {
     w.change(|cx| {
         let access = load_access(cx.read(), dir)?;
         cx.put_access(dir, &Access { mode: access.mode | NOT_ENUMERATED, ..access });
-        Ok(())
+        Ok::<_, Halt>(())
     })
     .unwrap();
     let unknown = (None, vec![Obstacle::NotEnumerated { dir }]);
@@ -83,7 +88,10 @@ fn a_directory_whose_names_are_not_known_is_not_changed() {
         met(&mut w, &Under::default(), |cx| cx.dir_to_search(&root(), dir)?.require_listed(cx)),
         unknown
     );
-    assert_eq!(met(&mut w, &Under::default(), |cx| cx.dir_to_write(&root(), dir).map(drop)), (None, vec![]));
+    assert_eq!(
+        met(&mut w, &Under::default(), |cx| Ok(cx.dir_to_write(&root(), dir).map(drop)?)),
+        (None, vec![])
+    );
 }
 
 #[test]
@@ -120,7 +128,7 @@ fn a_file_is_written_by_its_recorded_writer_after_a_snapshot() {
             file,
             &Inode { writing: Writing { writer: OTHER, dirty: false, ..inode.writing }, ..inode },
         );
-        Ok(())
+        Ok::<_, Halt>(())
     })
     .unwrap();
     let write = |cx: &mut Cx<'_>| {

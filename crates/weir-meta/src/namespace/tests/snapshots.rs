@@ -71,7 +71,7 @@ impl Model {
             self.w
                 .kv
                 .read(&mut |read| {
-                    inline = read.get(&keys::data(ino))?.map(Bytes::from);
+                    inline = tables::DATA.get(read, ino)?.map(Bytes::from);
                     Ok(())
                 })
                 .unwrap();
@@ -270,7 +270,7 @@ impl Model {
     /// The sweeper's work.
     pub fn sweep(&mut self) {
         for key in self.w.keys(b'G') {
-            let object = keys::garbage_ino(&key).unwrap();
+            let object = tables::GARBAGE.parts(&key).unwrap().1;
             let mut truncation = StripeTruncation::ALL;
             self.w
                 .kv

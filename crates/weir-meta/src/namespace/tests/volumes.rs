@@ -142,7 +142,8 @@ fn a_full_volume_is_deleted_in_steps_and_frees_its_space() {
     let outer = w.volume(&root(), r, "outer").unwrap();
     let d = w.mkdir(&root(), outer.root, "d", 0o755).unwrap().entry.attr.ino;
     let before = ["A", "T", "E", "K", "I", "N", "v", "n"].map(|letter| w.keys(letter.as_bytes()[0]));
-    let usage = |w: &World| w.view(|v| Ok((usage_of(v.read, r)?, usage_of(v.read, outer.root)?))).unwrap();
+    let usage =
+        |w: &World| w.view(|v| Ok::<_, Halt>((usage_of(v.read, r)?, usage_of(v.read, outer.root)?))).unwrap();
     let used = (usage(&w), w.own("root"), w.own("outer"));
     let a = w.volume(&root(), d, "a").unwrap();
     let mut dirs = vec![a.root];

@@ -7,10 +7,8 @@ use crate::keys::Sequence;
 use crate::limits;
 use crate::namespace::create::next_number;
 use crate::record::VolumeRecord;
-use weir_kv::Scan;
 use weir_proto::map::Scheme;
 use weir_proto::meta::Mkdir;
-use weir_proto::quota::ALL_VOLUMES;
 use weir_proto::volume::{
     ADMINS_MAX, Quota, Retention, SetWriteFloor, VOLUME_PATH_MAX, Volume, VolumeChange, VolumeCreate,
     VolumeDelete,
@@ -44,13 +42,13 @@ pub(super) fn check_quota(quota: &Quota) -> Result<()> {
     Ok(())
 }
 
-pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Result<Volume> {
+pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Attempt<Volume> {
     require_superuser(&r.cred, "make a volume")?;
     check_free(cx.read(), &r.name)?;
     check_admins(&r.admins)?;
     check_quota(&r.quota)?;
     if r.path.len() > VOLUME_PATH_MAX {
-        return Err(Error::invalid(format!("a path of {} bytes", r.path.len())));
+        return Err(Error::invalid(format!("a path of {} bytes", r.path.len())).into());
     }
     let around = cx.volume_of(r.parent)?;
     load_live(cx.read(), around)?;
@@ -79,23 +77,23 @@ pub fn create(cx: &mut Cx<'_>, r: &VolumeCreate) -> Result<Volume> {
         write_floor: 0,
     };
     cx.put_volume(id, &record);
-    cx.txn.put(&keys::volume_name(&r.name), &id.0.to_le_bytes());
-    shown(cx.read(), id, record)
+    tables::VOLUME_NAMES.put(cx.txn, r.name.as_bytes(), &id);
+    Ok(shown(cx.read(), id, record)?)
 }
 
 impl Cx<'_> {
-    fn make_root_directory(&mut self, r: &VolumeCreate) -> Result<InodeId> {
+    fn make_root_directory(&mut self, r: &VolumeCreate) -> Attempt<InodeId> {
         let (op, cred, name) = (r.op.clone(), r.cred.clone(), r.entry.clone());
         let mkdir = Mkdir { op, cred, parent: r.parent, name, mode: r.mode & 0o7777, umask: 0 };
         create::mkdir(self, &mkdir).map(|made| made.entry.attr.ino)
     }
 }
 
-pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
+pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Attempt<Volume> {
     let mut record = load_live(cx.read(), r.volume)?;
     require_admin(&r.cred, &record)?;
     if r.volume == VolumeId::ROOT && r.name.as_ref().is_some_and(|name| *name != record.name) {
-        return Err(Error::invalid("the root volume has the namespace's files: it keeps its name"));
+        return Err(Error::invalid("the root volume has the namespace's files: it keeps its name").into());
     }
     if let Some(owner) = r.owner.filter(|owner| *owner != record.owner) {
         require_superuser(&r.cred, "give a volume to another owner")?;
@@ -129,23 +127,24 @@ pub fn change(cx: &mut Cx<'_>, r: &VolumeChange) -> Result<Volume> {
     }
     if let Some(name) = r.name.as_ref().filter(|name| **name != record.name) {
         check_free(cx.read(), name)?;
-        cx.txn.delete(&keys::volume_name(&record.name));
-        cx.txn.put(&keys::volume_name(name), &r.volume.0.to_le_bytes());
+        tables::VOLUME_NAMES.delete(cx.txn, record.name.as_bytes());
+        tables::VOLUME_NAMES.put(cx.txn, name.as_bytes(), &r.volume);
         record.name.clone_from(name);
     }
     cx.put_volume(r.volume, &record);
-    shown(cx.read(), r.volume, record)
+    Ok(shown(cx.read(), r.volume, record)?)
 }
 
 /// Its writers learn of it with their next lease, as of a limit.
-pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Result<Volume> {
+pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Attempt<Volume> {
     let mut record = load_live(cx.read(), r.volume)?;
     require_admin(&r.cred, &record)?;
     if r.members > MEMBERS_MAX {
         return Err(Error::invalid(format!(
             "a write floor of {} members: a placement group has at most {MEMBERS_MAX}",
             r.members
-        )));
+        ))
+        .into());
     }
     if record.write_floor == 0 && r.members > 0 {
         cx.revoke_names(r.volume)?;
@@ -154,65 +153,44 @@ pub fn set_write_floor(cx: &mut Cx<'_>, r: &SetWriteFloor) -> Result<Volume> {
     }
     record.write_floor = r.members;
     cx.put_volume(r.volume, &record);
-    shown(cx.read(), r.volume, record)
+    Ok(shown(cx.read(), r.volume, record)?)
 }
 
-impl Cx<'_> {
-    /// Clients that create files there locally report them, and ask for each one from now on. Volume 0: all.
-    pub(in crate::namespace) fn revoke_names(&mut self, volume: VolumeId) -> Result<()> {
-        for (session, dir) in self.rules.leases.held_names() {
-            if volume == ALL_VOLUMES || load_access(self.read(), dir)?.volume == volume {
-                self.obstacles.note(Conflict { ino: dir, session, keep: LeaseKind::Read, ask: true });
-            }
-        }
-        Ok(())
-    }
-    /// A client that writes a file of the volume learns of the new limit with the next lease.
-    pub(super) fn revoke_writers(&mut self, volume: VolumeId) -> Result<()> {
-        for (session, ino) in self.rules.leases.writers() {
-            let inode = find_inode(self.read(), ino)?;
-            if let Some(inode) = inode.filter(|inode| inode.nlink > 0)
-                && (volume == ALL_VOLUMES || self.volume_of(inode.parent)? == volume)
-            {
-                self.obstacles.note(Conflict { ino, session, keep: LeaseKind::Read, ask: true });
-            }
-        }
-        self.clear()
-    }
-}
-
-pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
+pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Attempt<Volume> {
     require_superuser(&r.cred, "delete a volume")?;
     let mut record = load_live(cx.read(), r.volume)?;
     if r.volume == VolumeId::ROOT {
-        return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted"));
+        return Err(Error::invalid("the root volume is the namespace itself: it cannot be deleted").into());
     }
     let inside = volume_inside(cx.read(), r.volume, record.root)?;
     if let Some(inside) = inside {
         return Err(Error::name(
             NameRule::NotEmpty,
             format!("volume {inside:?} lies in volume {:?}: delete that first", record.name),
-        ));
+        )
+        .into());
     }
     if snapshot::has_any(cx.read(), r.volume, r.force)? {
         return Err(Error::name(
             NameRule::Busy,
             format!("volume {:?} has snapshots: delete these first", record.name),
-        ));
+        )
+        .into());
     }
     let related = crate::relation::store::relations(cx.read())?;
     if related.iter().any(|(_, relation)| relation.volume == r.volume) {
         return Err(Error::name(
             NameRule::Busy,
             format!("volume {:?} has a relation with home: remove that first", record.name),
-        ));
+        )
+        .into());
     }
     if let Some(clone) = clone::made_from(cx.read(), r.volume)? {
         let why = format!(
             "volume {clone} is made from volume {:?}, and not all of its names are known yet",
             record.name
         );
-        return Err(Error::name(NameRule::Busy, why));
+        return Err(Error::name(NameRule::Busy, why).into());
     }
     snapshot::delete_scheduled(cx, r.volume)?;
     let access = load_access(cx.read(), record.root)?;
@@ -232,7 +210,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
     let mut tally = load_tally(cx.read(), access.parent)?;
     cx.remove_name(access.parent, &mut tally, &record.entry, &link);
     cx.put_tally(access.parent, &tally);
-    cx.txn.delete(&keys::volume_name(&record.name));
+    tables::VOLUME_NAMES.delete(cx.txn, record.name.as_bytes());
     if is_empty {
         cx.destroy_directory(access.parent, record.root)?;
         cx.forget_volume(r.volume)?;
@@ -241,7 +219,7 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Result<Volume> {
         cx.put_volume(r.volume, &record);
         cx.detach(record.root, access)?;
     }
-    shown(cx.read(), r.volume, record)
+    Ok(shown(cx.read(), r.volume, record)?)
 }
 
 impl Cx<'_> {
@@ -260,21 +238,11 @@ impl Cx<'_> {
 
 /// The name of a volume whose topmost directory lies below `dir`.
 fn volume_inside(read: &dyn Read, outer: VolumeId, dir: InodeId) -> Result<Option<String>> {
-    let mut others = Vec::new();
-    let (start, end) = keys::range_of_letter(b'v');
-    read.scan(&start, &end, &mut |key, value| {
-        if key != keys::volume(outer)
-            && let Ok(record) = VolumeRecord::from_value(value, String::new)
-            && record.root != InodeId::ROOT
-            && !record.deleting
-        {
-            others.push((record.root, record.name));
-        }
-        Scan::More
-    })?;
-    for (root, name) in others {
-        if is_within(read, root, dir)? {
-            return Ok(Some(name));
+    let others = tables::VOLUMES.all().collect(read, usize::MAX, |id, record| (id, record))?;
+    for (id, record) in others {
+        let is_other = id != outer && record.root != InodeId::ROOT && !record.deleting;
+        if is_other && is_within(read, record.root, dir)? {
+            return Ok(Some(record.name));
         }
     }
     Ok(None)

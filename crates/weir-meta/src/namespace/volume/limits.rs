@@ -26,7 +26,7 @@ impl Cx<'_> {
         Ok(if is_limited { volume } else { NO_VOLUME })
     }
     /// Fails unless one more file or directory is within the limits.
-    pub(in crate::namespace) fn require_inode(&mut self, account: Account) -> Result<()> {
+    pub(in crate::namespace) fn require_inode(&mut self, account: Account) -> Attempt<()> {
         let rules = self.rules;
         if rules.quotas.is_empty() {
             return Ok(());
@@ -35,9 +35,9 @@ impl Cx<'_> {
         if rules.quotas.is_limited(account.volume) {
             self.require_inode_in(account.volume)?;
         }
-        allowances::check_inodes(self.read(), rules.quotas, account, rules.now)
+        Ok(allowances::check_inodes(self.read(), rules.quotas, account, rules.now)?)
     }
-    fn require_inode_in(&mut self, volume: VolumeId) -> Result<()> {
+    fn require_inode_in(&mut self, volume: VolumeId) -> Attempt<()> {
         let usage = volume_usage(self.read(), volume)?;
         let checked = self.rules.quotas.check_inodes(volume, &usage, self.rules.now);
         // The trash is emptied first.
@@ -47,7 +47,7 @@ impl Cx<'_> {
             self.obstacles.push(Obstacle::Full { trash: root });
             self.clear()?;
         }
-        checked
+        Ok(checked?)
     }
     /// Fails unless that many bytes are within the limits.
     pub(in crate::namespace) fn require_bytes(&self, account: Account, bytes: u64) -> Result<()> {
@@ -66,7 +66,7 @@ impl Cx<'_> {
         ino: InodeId,
         old: &Inode,
         new: &Inode,
-    ) -> Result<()> {
+    ) -> Attempt<()> {
         let quotas = self.rules.quotas;
         if (old.uid, old.gid) == (new.uid, new.gid) || quotas.owners.is_empty() || old.nlink == 0 {
             return Ok(());
@@ -81,7 +81,7 @@ impl Cx<'_> {
         let volume = self.volume_of(old.parent)?;
         let (from, to) = ((old.uid, old.gid), (new.uid, new.gid));
         self.take_numbers_back(Account { volume, uid: new.uid, gid: new.gid })?;
-        allowances::check_moved(self.read(), quotas, volume, (from, to), new.online(), self.rules.now)
+        Ok(allowances::check_moved(self.read(), quotas, volume, (from, to), new.online(), self.rules.now)?)
     }
     /// The same for a directory, which has no bytes.
     pub(in crate::namespace) fn require_directory_owner(
@@ -89,14 +89,14 @@ impl Cx<'_> {
         cred: &Cred,
         old: &Access,
         new: &Access,
-    ) -> Result<()> {
+    ) -> Attempt<()> {
         let (from, to) = ((old.uid, old.gid), (new.uid, new.gid));
         if from == to || self.rules.quotas.owners.is_empty() || cred.uid == 0 {
             return Ok(());
         }
         let around = self.volume_of(old.parent)?;
         self.take_numbers_back(Account { volume: around, uid: new.uid, gid: new.gid })?;
-        allowances::check_moved(self.read(), self.rules.quotas, around, (from, to), 0, self.rules.now)
+        Ok(allowances::check_moved(self.read(), self.rules.quotas, around, (from, to), 0, self.rules.now)?)
     }
 }
 
@@ -150,7 +150,7 @@ fn shown_limit(read: &dyn Read, volume: VolumeId, space: &Space) -> Result<Strin
 // ---- limits of users and groups
 
 /// Sets or removes the limits of a user or a group.
-pub fn set_owner_limit(cx: &mut Cx<'_>, r: &OwnerLimit) -> Result<OwnerUsage> {
+pub fn set_owner_limit(cx: &mut Cx<'_>, r: &OwnerLimit) -> Attempt<OwnerUsage> {
     let (holder, owners) = (r.holder, &cx.rules.quotas.owners);
     match holder.volume {
         ALL_VOLUMES => require_superuser(&r.cred, "set limits for all volumes")?,
@@ -165,7 +165,8 @@ pub fn set_owner_limit(cx: &mut Cx<'_>, r: &OwnerLimit) -> Result<OwnerUsage> {
         if before.quota.is_none() && owners.len() >= OWNER_LIMITS_MAX {
             return Err(Error::no_space(format!(
                 "there are {OWNER_LIMITS_MAX} limits of users and groups already"
-            )));
+            ))
+            .into());
         }
         cx.revoke_names(holder.volume)?;
         cx.clear()?;
@@ -182,8 +183,8 @@ impl Cx<'_> {
     pub fn put_owner_record(&mut self, holder: Holder, record: OwnerRecord) {
         let kept = (record != OwnerRecord::default()).then_some(record);
         match kept {
-            Some(record) => self.txn.put(&keys::owner_limit(holder), &record.to_value()),
-            None => self.txn.delete(&keys::owner_limit(holder)),
+            Some(record) => tables::OWNER_LIMITS.put(self.txn, holder, &record),
+            None => tables::OWNER_LIMITS.delete(self.txn, holder),
         }
         self.events.limits.push((holder, kept));
     }

@@ -1,24 +1,21 @@
 //! Removes the content of a deleted volume, and then its records.
 use super::super::remove_tree::{nothing_more, remove_below};
 use super::super::*;
-use super::{id_of, load};
-use crate::record::VolumeRecord;
+use super::load;
 use weir_kv::Scan;
 
 /// A volume that is to be removed.
 pub fn next_deleted(read: &dyn Read) -> Result<Option<VolumeId>> {
     let mut found = None;
-    let (start, end) = keys::range_of_letter(b'v');
-    read.scan(&start, &end, &mut |key, value| {
-        let deleting = VolumeRecord::from_value(value, String::new).is_ok_and(|record| record.deleting);
-        found = deleting.then(|| id_of(key));
-        if deleting { Scan::Stop } else { Scan::More }
+    tables::VOLUMES.all().scan(read, &mut |id, record| {
+        found = record.deleting.then_some(id);
+        if record.deleting { Scan::Stop } else { Scan::More }
     })?;
     Ok(found)
 }
 
 /// Removes a few names of a deleted volume, deepest first. True: it has none left.
-pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
+pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Attempt<bool> {
     let root = load(cx.read(), id)?.root;
     if !remove_below(cx, id, root, &nothing_more)?
         || !trash::forget_some(cx, id)?
@@ -36,12 +33,10 @@ pub fn remove_some(cx: &mut Cx<'_>, id: VolumeId) -> Result<bool> {
 impl Cx<'_> {
     /// Drops the records of a volume whose topmost directory is gone.
     pub(super) fn forget_volume(&mut self, id: VolumeId) -> Result<()> {
-        self.txn.delete(&keys::volume(id));
+        tables::VOLUMES.delete(self.txn, id);
         crate::backup::forget_volume(self.txn, id)?;
         self.events.volumes.push((id, None));
-        for letter in [b'Q', b'J'] {
-            self.delete_range(keys::range_of_short(letter, id.0))?;
-        }
-        Ok(())
+        tables::OWNER_LIMITS.under(id).delete_all(self.txn)?;
+        self.delete_range(keys::usage_of_volume(id))
     }
 }

@@ -1,7 +1,7 @@
 //! Volumes as clients see them: one by its name, that of an inode, all page by page.
 use super::super::usage::volume_usage;
 use super::super::*;
-use super::{find_name, id_of, load, volume_of};
+use super::{find_name, load, volume_of};
 use crate::record::{NEVER_NAMED, VolumeRecord};
 use weir_kv::Scan;
 use weir_proto::volume::{VOLUMES_MAX, Volume, VolumeList, VolumePage, WriteFloor, WriteFloors};
@@ -46,23 +46,17 @@ pub fn list(view: &mut View<'_>, r: &VolumeList) -> Result<VolumePage> {
     let Some(first) = r.after.0.checked_add(1) else {
         return Ok(VolumePage { volumes: Vec::new(), end: true });
     };
-    let (mut records, mut end, mut bad) = (Vec::new(), true, None);
+    let (mut records, mut end) = (Vec::new(), true);
     let mut bytes = 0;
-    view.read.scan(&keys::volume(VolumeId(first)), &keys::range_of_letter(b'v').1, &mut |key, value| {
+    tables::VOLUMES.from(All, VolumeId(first)).scan(view.read, &mut |id, record| {
         if records.len() == limit || bytes > PAGE_BYTES_MAX {
             end = false;
             return Scan::Stop;
         }
-        match VolumeRecord::from_value(value, || "a volume".to_owned()) {
-            Ok(record) => records.push((id_of(key), record)),
-            Err(e) => bad = Some(e),
-        }
-        bytes += SHOWN_BYTES + value.len();
-        if bad.is_none() { Scan::More } else { Scan::Stop }
+        bytes += SHOWN_BYTES + record.to_value().len();
+        records.push((id, record));
+        Scan::More
     })?;
-    if let Some(e) = bad {
-        return Err(e);
-    }
     let volumes = records.into_iter().map(|(id, record)| shown(view.read, id, record));
     Ok(VolumePage { volumes: volumes.collect::<Result<_>>()?, end })
 }

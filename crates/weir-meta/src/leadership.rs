@@ -16,28 +16,28 @@ use weir_proto::{Error, ErrorKind, NamespaceId, Result};
 /// the coordinator's disk.
 const RECORD_INTERVAL: Duration = Duration::from_secs(1);
 
-pub struct Lead {
+pub struct Leadership {
     cluster: Cluster,
     kv: SharedKv,
     namespace: NamespaceId,
 }
 
-impl Lead {
+impl Leadership {
     /// Takes the leadership of a namespace with the store in its directory. Report its progress to the
-    /// coordinator with [`Lead::record`] before clients are served, and from then on with
-    /// [`Lead::keep_recording`].
+    /// coordinator with [`Leadership::record`] before clients are served, and from then on with
+    /// [`Leadership::keep_recording`].
     pub async fn take(
         cluster: &Cluster,
         kv: &SharedKv,
         identity: &NamespaceIdentity,
-    ) -> Result<(Lead, LeadReply)> {
+    ) -> Result<(Leadership, LeadReply)> {
         let reply = cluster.lead_namespace(identity, durable_changes(kv).await?).await?;
-        Ok((Lead::with_kv(cluster, kv, reply.namespace), reply))
+        Ok((Leadership::with_kv(cluster, kv, reply.namespace), reply))
     }
 
     /// The leadership that the coordinator has assigned to this node's copy.
-    pub fn with_kv(cluster: &Cluster, kv: &SharedKv, namespace: NamespaceId) -> Lead {
-        Lead { cluster: cluster.clone(), kv: kv.clone(), namespace }
+    pub fn with_kv(cluster: &Cluster, kv: &SharedKv, namespace: NamespaceId) -> Leadership {
+        Leadership { cluster: cluster.clone(), kv: kv.clone(), namespace }
     }
 
     pub fn kv(&self) -> &SharedKv {

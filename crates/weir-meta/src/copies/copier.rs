@@ -61,7 +61,7 @@ pub struct Group {
 }
 
 /// Leads under one epoch, until it is dropped.
-pub struct Leader {
+pub struct Copier {
     inner: Arc<Inner>,
     feeding: Vec<TaskHandle>,
 }
@@ -139,7 +139,7 @@ impl CopyStream {
     }
 }
 
-impl Leader {
+impl Copier {
     /// Begins to lead under the group's epoch, which the store did not know before. `promised`: returns this
     /// node's promise as a follower; called when it can make no more promises.
     pub async fn begin(
@@ -148,7 +148,7 @@ impl Leader {
         group: Group,
         promised: impl FnOnce() -> Promise,
         report: Reporter,
-    ) -> Result<Leader> {
+    ) -> Result<Copier> {
         let Group { namespace, me, members, links } = group;
         let (epoch, known) = (members.epoch, engine.epoch());
         if !decide::may_lead(&members, me, known) {
@@ -186,7 +186,7 @@ impl Leader {
                 .ok_or_else(|| Error::invalid(format!("there is no way to {id}, a copy of {namespace}")))?;
             feeding.push(env.tasks.spawn("journal-feed", feed_always(inner.clone(), id, link)));
         }
-        Ok(Leader { inner, feeding })
+        Ok(Copier { inner, feeding })
     }
 
     /// Whether it may answer from its state: no other leader can have acknowledged anything since.
@@ -216,7 +216,7 @@ impl Leader {
     }
 }
 
-impl Drop for Leader {
+impl Drop for Copier {
     fn drop(&mut self) {
         self.feeding.iter().for_each(TaskHandle::abort);
     }

@@ -4,8 +4,8 @@
 //!
 //! Invariants: a stored list has more than owner, group and others, otherwise the mode suffices; the mode's
 //! group bits are the list's mask. Pure: knows nothing of records.
-use weir_proto::meta::Cred;
-use weir_proto::{Error, Result};
+use crate::meta::Cred;
+use crate::{Error, Result};
 
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -109,7 +109,7 @@ impl Acl {
         self.set(OTHER, mode);
     }
     /// The list of a new file that is created with `mode`: no class gets more than that.
-    pub fn for_birth(&self, mode: u32) -> Acl {
+    pub fn for_new(&self, mode: u32) -> Acl {
         let mut acl = self.clone();
         acl.set_mode(self.mode() & mode);
         acl
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(a.mode(), 0o660);
         a.set_mode(0o751);
         assert_eq!((a.mode(), a.perm(MASK), a.perm(GROUP_OBJ)), (0o751, Some(5), Some(4)));
-        let newborn = example().for_birth(0o640);
+        let newborn = example().for_new(0o640);
         assert_eq!((newborn.mode(), newborn.is_mode()), (0o640, false));
         assert!(acl(&[(USER_OBJ, 6, NO_ID), (GROUP_OBJ, 4, NO_ID), (OTHER, 0, NO_ID)]).is_mode());
     }
