@@ -65,7 +65,7 @@ impl Inner {
             let at = |ino: InodeId| self.known_inode(ino)?.lock().accessed.map(|at| AccessTime { ino, at });
             let accesses: Vec<AccessTime> = inodes.into_iter().filter_map(at).collect();
             let report = |session| NoteAccess { session, accesses: accesses.clone() };
-            let reported = self.session.ask(self.env.clock.now() + PATIENCE, report).await;
+            let reported = self.leader.ask_until(self.env.clock.now() + PATIENCE, report).await;
             if let Err(e) = &reported {
                 tracing::debug!("access times were not reported: {e}");
             }

@@ -213,7 +213,7 @@ impl Inner {
         let ino = inode.ino;
         loop {
             let revoke_clock = self.revoke_clock();
-            let taken = self.session.ask(self.deadline(), |session| TakeAppendToken { session, ino }).await;
+            let taken = self.leader.ask(|session| TakeAppendToken { session, ino }).await;
             {
                 // Only now: a resume that named the token before it was held could hold it together with
                 // another client's.
@@ -240,8 +240,7 @@ impl Inner {
     async fn end_token<T>(&self, inode: &Inode, done: Result<T>) -> Result<T> {
         let ino = inode.ino;
         if inode.lock().lease.take_append_token()
-            && let Err(e) =
-                self.session.ask(self.deadline(), |session| ReleaseAppendToken { session, ino }).await
+            && let Err(e) = self.leader.ask(|session| ReleaseAppendToken { session, ino }).await
         {
             tracing::debug!("the append token of file {ino} was not returned: {e}");
         }

@@ -1,6 +1,7 @@
 //! Backups as the metadata leader knows them: their places, and the client that makes one now. Each call asks
 //! the leader; nothing is cached.
 use crate::Client;
+use crate::leader::Change;
 use weir_env::BoxFuture;
 use weir_proto::backup::{
     Backup, BackupDone, BackupList, BackupOutcome, BackupRetention, BackupSet, BackupTake, Backups,
@@ -22,7 +23,7 @@ impl Client {
     pub fn backups(&self, volume: Option<VolumeId>) -> BoxFuture<'_, Result<Vec<Backup>>> {
         Box::pin(async move {
             let ask = |session| BackupList { session, volume };
-            let Backups { backups } = self.inner.session.ask(self.inner.deadline(), ask).await?;
+            let Backups { backups } = self.inner.leader.ask(ask).await?;
             Ok(backups)
         })
     }
@@ -39,7 +40,7 @@ impl Client {
             let (cred, url) = (cred.clone(), url.to_owned());
             let make =
                 |op| BackupSet { op, cred: cred.clone(), volume, url: url.clone(), every_s, keep, forget };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     /// Claims a backup to make: until `backup_done`, or the end of this client's session.
@@ -51,7 +52,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<Option<Backup>>> {
         Box::pin(async move {
             let make = |op| BackupTake { op, cred: cred.clone(), volume, url: url.to_owned() };
-            Ok(self.inner.session.change(self.inner.deadline(), make).await?.backup)
+            Ok(self.inner.leader.change(Change::once(), make).await?.backup)
         })
     }
     pub fn backup_done<'a>(
@@ -62,7 +63,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<Backup>> {
         Box::pin(async move {
             let make = |op| BackupDone { op, volume, url: url.to_owned(), outcome: outcome.clone() };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
 }

@@ -8,6 +8,7 @@ use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::flush::inline_content;
 use crate::inner::Inner;
 use crate::inode::{Birth, Inline, Inode, Limits, MODE_BITS, NO_LIMIT, SET_GID, State};
+use crate::leader::Change;
 use crate::table::births::{Granted, Unreported, What};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -73,7 +74,6 @@ impl Inner {
                 (dir_attr.mtime, dir_attr.ctime) = (attr.btime, latest(dir_attr.ctime));
             }
             st.pages.note_not_lent();
-            self.session.note_unborn(1);
             self.tables.births.lock().push(parent, What::Created, inode.clone(), name, cred)
         };
         self.report_names_soon(parent, begins);
@@ -126,7 +126,7 @@ impl Inner {
     async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32, (uid, gid): (u32, u32)) {
         let (revoke_clock, now) = (self.revoke_clock(), self.now());
         let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now, uid, gid };
-        let leased = self.session.ask(self.deadline(), ask).await;
+        let leased = self.leader.ask(ask).await;
         if let Ok(leased) = &leased {
             self.apply(&leased.entry, revoke_clock);
         }
@@ -183,7 +183,6 @@ impl Inner {
                 }
             };
             births.lock().end_batch(dir);
-            self.session.note_unborn(-(reported.len() as i64));
             for unreported in &reported {
                 unreported.inode.changed.notify_waiters();
             }
@@ -223,7 +222,7 @@ impl Inner {
         let limited = batch.iter().map(|unborn| unborn.inode.lock().quota.limited());
         let limited = limited.max().unwrap_or(NO_LIMIT);
         let _committing = self.tables.reservations.committing(limited).await;
-        match self.session.change(self.deadline(), make).await {
+        match self.leader.change(Change::once(), make).await {
             Ok(created) => self.born(batch, &created, revoke_clock),
             Err(e) => {
                 if let Some(more) = self.env.watch.line("files could not be created") {
@@ -290,7 +289,6 @@ impl Inner {
     /// The lease on the directory was lost, or the session: unsent reports never will be sent.
     pub fn lose_births(&self, dir: InodeId, why: &str) {
         let lost = self.tables.births.lock().drop_unsent(dir);
-        self.session.note_unborn(-(lost.len() as i64));
         let e = Error::io(why);
         for unreported in &lost {
             match unreported.what {
@@ -323,10 +321,11 @@ impl Inner {
             }
         }
     }
-    /// The same in a box, for callers that do not know this type.
-    pub fn settle_all_births(&self, deadline: Instant) -> BoxFuture<'static, Result<()>> {
+    /// Reports all; `None`: the leader knows of all.
+    pub fn report_names_before(&self, deadline: Instant) -> Option<BoxFuture<'static, Result<()>>> {
+        self.tables.births.lock().oldest(None)?;
         let me = self.arc();
-        Box::pin(async move { me.settle_births(None, deadline).await })
+        Some(Box::pin(async move { me.settle_births(None, deadline).await }))
     }
 
     /// Returns when the leader knows of the file.

@@ -148,7 +148,7 @@ impl Inner {
     async fn report_closes_as(&self, reporter: Reporter) {
         let (deadline, mut tries) = (self.deadline(), 0);
         while tries < TRIES_MAX {
-            let Ok((connection, session)) = self.session.ready(deadline).await else { break };
+            let Ok((connection, session)) = self.leader.ready(deadline).await else { break };
             let files = {
                 let mut noted = self.tables.closes.lock();
                 if !noted.is_of(connection.id()) {
@@ -164,7 +164,7 @@ impl Inner {
                 }
                 files
             };
-            let reported = self.session.send(&connection, &Close { session, files }, deadline).await;
+            let reported = self.leader.send(&connection, &Close { session, files }, deadline).await;
             // A task continues until all are reported; a caller reports what was noted before, not for ever.
             tries += u32::from(reported.is_err() || matches!(reporter, Reporter::Caller));
             if let Err(e) = reported {

@@ -6,6 +6,7 @@ use crate::data::{FULL_PATIENCE, Overlay, StripeRef};
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::join::join_all;
+use crate::leader::Change;
 use crate::lease::DirectSend;
 use crate::plan::Occasion;
 use crate::reservations::DirectReservation;
@@ -220,7 +221,7 @@ impl Inner {
             Commit { data_end, changed, drop_inline: false, ..request }
         };
         let revoke_clock = self.revoke_clock();
-        match self.session.change_again(self.deadline(), |op| Commit { op, ..commit.clone() }).await {
+        match self.leader.change(Change::repeatable(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => {
                 let mut st = inode.lock();
                 st.write.note_reported(end);
@@ -319,8 +320,8 @@ impl Inner {
         let committing = self.tables.reservations.committing(limited).await;
         let (deadline, make) = (self.deadline(), |op| Commit { op, ..commit.clone() });
         let reported = match extra {
-            CommitExtra::Appended => self.session.change(deadline, make).await,
-            _ => self.session.change_again(deadline, make).await,
+            CommitExtra::Appended => self.leader.change(Change::once().until(deadline), make).await,
+            _ => self.leader.change(Change::repeatable().until(deadline), make).await,
         };
         let entry = match reported {
             Ok(entry) => entry,
@@ -386,6 +387,6 @@ impl Inner {
             })
             .collect();
         join_all(calls).await.into_iter().collect::<Result<()>>()?;
-        self.session.settle_maps(deadline).await
+        self.leader.report_map(deadline).await
     }
 }

@@ -9,6 +9,7 @@
 //! Lock order as for a flush: `flushing`, then the state.
 use crate::inner::{Inner, layout_of};
 use crate::inode::{Inode, State};
+use crate::leader::Change;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -102,7 +103,7 @@ impl Inner {
         };
         let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under };
-        let asked = self.session.change_again(self.deadline(), ask).await;
+        let asked = self.leader.change(Change::repeatable(), ask).await;
         match &asked {
             Ok(evicted) => {
                 self.counters.own_evictions.fetch_add(1, Relaxed);
@@ -135,7 +136,7 @@ impl Inner {
         if !may_arrive(e) {
             return;
         }
-        while !self.closed.load(std::sync::atomic::Ordering::Acquire) {
+        while !self.leader.is_closing() {
             match self.ask_lease(inode, LeaseKind::Write, true).await {
                 Err(e) if may_arrive(&e) => self.env.clock.sleep(POLL).await,
                 _ => return,

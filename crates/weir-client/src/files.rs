@@ -5,9 +5,11 @@
 use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::{Inline, Inode};
+use crate::leader::Change;
 use crate::plan::Occasion;
 use bytes::Bytes;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weir_proto::meta::{Create, CreateNameless, Cred, Entry, Open};
@@ -48,7 +50,7 @@ impl Inner {
             open: bits,
         };
         let created = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
         let stat = self.apply(&created.entry, revoke_clock);
         let ino = stat.attr.ino;
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
@@ -94,14 +96,15 @@ impl Inner {
         };
         loop {
             let revoke_clock = self.revoke_clock();
-            let (entry, tries) = self.session.change_counted(self.deadline(), make).await?;
+            let tries = AtomicU32::new(0);
+            let entry = self.leader.change(Change::once().counting(&tries), make).await?;
             let stat = self.apply(&entry, revoke_clock);
             let inode = self.inode(stat.attr.ino);
             inode.lock().inline = Inline::No;
             let opened = self.opened(inode, open, stat)?;
             // A resume on a new connection did not name the file and thereby closed it before this answer was
             // received.
-            if tries > 1
+            if tries.into_inner() > 1
                 && let Err(e) = self.refresh(&self.handle(opened.handle)?.inode).await
             {
                 let _ = self.release(opened.handle).await; // nothing to save
@@ -144,7 +147,7 @@ impl Inner {
             truncate: open.truncate,
             execute: open.execute,
         };
-        let answer = self.session.ask(self.deadline(), ask).await?;
+        let answer = self.leader.ask(ask).await?;
         if open.truncate {
             self.truncate_local(&inode, 0, sent_end, true);
         }
@@ -158,7 +161,7 @@ impl Inner {
 
     pub fn may_open_unasked(&self, uid: u32) -> bool {
         let map = self.data.cluster.map();
-        (uid != 0 || !self.session.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
+        (uid != 0 || !self.leader.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
     }
 
     /// Opens a file for reading without a message, under its lease, if the leader still counts it as open.
@@ -269,7 +272,7 @@ impl Inner {
 
     /// Flushes every file and closes the session.
     pub async fn shutdown(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if !self.leader.begin_closing() {
             return Ok(());
         }
         let mut first_error = Ok(());
@@ -299,7 +302,7 @@ impl Inner {
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await;
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_accesses()).await; // unreported ones are lost
         // Everything is saved, or its error is reported: a session that is not closed expires.
-        if let Err(e) = self.session.close(self.env.clock.now() + CLOSES_PATIENCE).await {
+        if let Err(e) = self.leader.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");
         }
         first_error

@@ -32,7 +32,7 @@ impl Inner {
         if let Some((_, floor)) = known.filter(|(at, _)| is_fresh(*at)) {
             return Ok(floor);
         }
-        let ask = self.session.ask(self.deadline(), |session| GetWriteFloors { session });
+        let ask = self.leader.ask(|session| GetWriteFloors { session });
         let answered = match known {
             Some(_) => self.env.clock.timeout(ASK_PATIENCE, ask).await.unwrap_or_else(|_| Err(silent())),
             None => ask.await,

@@ -5,6 +5,7 @@
 //! failure is kept as the inode's error, never dropped silently.
 use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State};
+use crate::leader::Change;
 use crate::plan::Occasion;
 use crate::send::Send;
 use crate::{crash_points, plan};
@@ -112,7 +113,7 @@ impl Inner {
         self.leave_inode(&mut inode.lock(), inode.ino)?;
         let mut sent = self.flush_data(inode, occasion).await;
         if sent.is_ok() {
-            sent = self.session.settle_maps(self.deadline()).await;
+            sent = self.leader.report_map(self.deadline()).await;
         }
         let (failed, sent_end) = {
             let st = inode.lock();
@@ -248,9 +249,10 @@ impl Inner {
         deadline: Instant,
     ) -> Result<Entry> {
         let still = || inode.check_generation(write_generation);
+        let how = Change::repeatable().until(deadline).while_still(&still);
         let mut commit = commit.clone();
         loop {
-            match self.session.change_while(deadline, still, |op| Commit { op, ..commit.clone() }).await {
+            match self.leader.change(how, |op| Commit { op, ..commit.clone() }).await {
                 // This client asked for a newer token epoch meanwhile, and the leader has granted it: the
                 // Write lease is the same.
                 Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => {

@@ -112,7 +112,7 @@ impl Inner {
         if is_over && is_held {
             let ino = inode.ino;
             let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
-            let answer = self.session.ask(self.deadline(), release).await;
+            let answer = self.leader.ask(release).await;
             inode.lock().lease.end_release(self.tick_revoke_clock());
             answer?;
         }

@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::cache::Cache;
 use crate::data::{Data, StripeRef};
 use crate::inode::{Birth, Inode, State};
-use crate::session::{Holder, Session};
+use crate::leader::{Holder, Leader};
 use crate::status::Counters;
 use crate::table::Tables;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -27,7 +27,7 @@ pub struct Inner {
     pub env: Env,
     pub config: ClientConfig,
     pub kernel: Arc<dyn KernelCache>,
-    pub session: Session,
+    pub leader: Leader,
     pub data: Data,
     pub namespace: NamespaceId,
     pub counters: Arc<Counters>,
@@ -45,7 +45,6 @@ pub struct Inner {
     pub dirty: Mutex<BTreeSet<InodeId>>,
     pub tables: Tables,
     pub sends: Sends,
-    pub closed: AtomicBool,
     /// Changes and locks that were lost, the newest last.
     losses: Mutex<Losses>,
     me: Weak<Inner>,
@@ -131,14 +130,14 @@ impl Inner {
         kernel: Arc<dyn KernelCache>,
         namespace: NamespaceId,
         data: Data,
-        session: Session,
+        leader: Leader,
     ) -> Arc<Inner> {
         let budget = Budget::new(config.memory_bytes);
         let counters = data.counters.clone();
         Arc::new_cyclic(|me| Inner {
             env,
             kernel,
-            session,
+            leader,
             data,
             namespace,
             counters,
@@ -152,7 +151,6 @@ impl Inner {
             dirty: Mutex::default(),
             tables: Tables::default(),
             sends: Sends::default(),
-            closed: AtomicBool::new(false),
             losses: Mutex::default(),
             config,
             me: me.clone(),
@@ -166,7 +164,7 @@ impl Inner {
         self.me.clone()
     }
     pub fn deadline(&self) -> Instant {
-        self.env.clock.now() + self.config.patience
+        self.leader.deadline()
     }
     pub fn now(&self) -> Time {
         Time { nanos: self.env.clock.wall().0 }
@@ -343,7 +341,7 @@ impl Inner {
     /// them.
     pub async fn sure_of_leases(&self) -> Result<()> {
         if !self.leases_hold() {
-            self.session.check(self.deadline()).await?;
+            self.leader.check(self.deadline()).await?;
         }
         Ok(())
     }
@@ -369,7 +367,7 @@ impl Inner {
     }
     /// Whether leases may be used without asking.
     pub fn leases_hold(&self) -> bool {
-        self.session.leases_hold()
+        self.leader.leases_hold()
     }
 }
 
@@ -438,8 +436,8 @@ impl Holder for Inner {
     fn taken_up(&self) {
         self.tables.locks.wake_all();
     }
-    fn births_first(&self, deadline: Instant) -> BoxFuture<'static, Result<()>> {
-        self.settle_all_births(deadline)
+    fn report_names(&self, deadline: Instant) -> Option<BoxFuture<'static, Result<()>>> {
+        self.report_names_before(deadline)
     }
     fn held_reservations(&self) -> Vec<HeldSpace> {
         self.tables.reservations.held()

@@ -8,6 +8,7 @@
 use crate::assembly::{Fetched, zeros};
 use crate::inner::{Inner, STRIPE_PARTS};
 use crate::inode::{Inode, State};
+use crate::leader::Change;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -119,7 +120,7 @@ impl Inner {
         let mut layers: Vec<Layer> = Vec::new();
         loop {
             let ask = |session| LayersOf { session, snapshot, ino, from };
-            let list = self.session.ask(self.deadline(), ask).await?;
+            let list = self.leader.ask(ask).await?;
             layers.extend(&list.layers);
             match list.layers.last() {
                 Some(last) if list.more && all => from = last.to,
@@ -174,8 +175,7 @@ impl Inner {
 
     async fn copy_some(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
         let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
-        let taken =
-            self.session.ask(self.deadline(), |session| TakeLayers { session, ino, from, to }).await?;
+        let taken = self.leader.ask(|session| TakeLayers { session, ino, from, to }).await?;
         self.apply(&taken.entry, revoke_clock);
         let Some(layout) = taken.layout.filter(|_| !taken.layers.is_empty()) else {
             inode.lock().tier.forget_layers(); // the known layers are outdated
@@ -189,7 +189,7 @@ impl Inner {
             self.copy_layer(&layout, layer, object, version).await?;
             let (from, to, revoke_clock) = (layer.from, layer.to, self.revoke_clock());
             let copied = |op| LayerCopied { op, ino, from, to, token_epoch };
-            let entry = self.session.change_again(self.deadline(), copied).await?;
+            let entry = self.leader.change(Change::repeatable(), copied).await?;
             let mut st = inode.lock();
             let known = st.tier.take_layers();
             self.apply_to(&mut st, &entry, revoke_clock);

@@ -8,6 +8,7 @@ use crate::api::Forget;
 use crate::crash_points;
 use crate::inner::Inner;
 use crate::inode::{Inline, Inode, State};
+use crate::leader::Change;
 use crate::plan::Occasion;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -216,9 +217,9 @@ impl Inner {
     async fn leave_in_doubt(&self, inode: &Inode) {
         let (ino, write_generation) = (inode.ino, inode.lock().write.generation());
         let still = || inode.check_generation(write_generation);
+        let how = Change::repeatable().while_still(&still);
         loop {
-            let reported =
-                self.session.change_while(self.deadline(), still, |op| LeaveInDoubt { op, ino }).await;
+            let reported = self.leader.change(how, |op| LeaveInDoubt { op, ino }).await;
             let Err(e) = reported else { return };
             if !matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline) {
                 return; // lost with the session, whose end has the same effect, or the file is gone
@@ -330,7 +331,7 @@ impl Inner {
         let revoke_clock = self.revoke_clock();
         let ino = inode.ino;
         let ask = |session| AcquireLease { session, ino, kind, renew };
-        let entry = self.session.ask(self.deadline(), ask).await?;
+        let entry = self.leader.ask(ask).await?;
         self.apply(&entry, revoke_clock);
         if kind == LeaseKind::Write {
             let mut st = inode.lock();
@@ -347,7 +348,7 @@ impl Inner {
     pub async fn refresh(&self, inode: &Inode) -> Result<()> {
         let revoke_clock = self.revoke_clock();
         let ino = inode.ino;
-        let fresh = self.session.ask(self.deadline(), |session| ReadInline { session, ino }).await?;
+        let fresh = self.leader.ask(|session| ReadInline { session, ino }).await?;
         // In one step: no reader sees this size with other bytes.
         let mut st = inode.lock();
         self.apply_to(&mut st, &fresh.entry, revoke_clock);

@@ -28,7 +28,7 @@ impl Inner {
         }
         let now = self.env.clock.now();
         let until = now + LOAN + TAKING_UP;
-        if !self.kernel.keeps_names() || self.session.leases_hold_until() < until {
+        if !self.kernel.keeps_names() || self.leader.leases_hold_until() < until {
             return false;
         }
         let Some(inode) = self.known_inode(dir) else { return false };
@@ -70,7 +70,7 @@ impl Inner {
         let Some(until) = until.filter(|until| now < *until) else { return };
         if let Some(inode) = self.known_inode(to) {
             let mut st = inode.lock();
-            let holds = st.lease.is_held() && until <= self.session.leases_hold_until();
+            let holds = st.lease.is_held() && until <= self.leader.leases_hold_until();
             if holds && !st.loans.are_ending() {
                 return st.loans.extend(until);
             }

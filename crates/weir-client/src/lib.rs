@@ -34,6 +34,7 @@ mod join;
 mod known_names;
 mod latency;
 mod layers;
+mod leader;
 mod lease;
 mod lent;
 mod locks;
@@ -53,7 +54,6 @@ mod reservations;
 mod resize;
 mod seek;
 mod send;
-mod session;
 mod shipping;
 mod snapshot_file;
 mod status;
@@ -82,9 +82,8 @@ pub use waits::Waiting;
 use callbacks::Callbacks;
 use data::Data;
 use inner::Inner;
+use leader::{Holder, Identity, Leader};
 use maps::MapsSeen;
-use session::{Holder, Session};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use weir_coord::{Cluster, Observer};
@@ -153,23 +152,16 @@ impl Client {
         };
         let title = format!("{} on {}", config.name, config.host);
         let maps = Arc::new(MapsSeen::default());
-        let process = config.process.clone();
+        let identity = Identity { namespace, client: title.clone(), process: config.process.clone() };
         let counters: Arc<status::Counters> = Arc::default();
-        let session = Session::new(
-            env.clone(),
-            channel,
-            namespace,
-            title.clone(),
-            process,
-            maps.clone(),
-            counters.clone(),
-        );
+        let leader =
+            Leader::new(env.clone(), channel, identity, config.patience, maps.clone(), counters.clone());
         let data = Data::new(env.clone(), cluster, counters, maps);
-        let inner = Inner::new(env.clone(), config, kernel, namespace, data, session);
+        let inner = Inner::new(env.clone(), config, kernel, namespace, data, leader);
         callbacks.set(inner.weak());
         let holder: Weak<dyn Holder> = inner.weak();
-        inner.session.set_holder(holder);
-        inner.session.check(deadline).await?;
+        inner.leader.set_holder(holder);
+        inner.leader.check(deadline).await?;
         let tasks = vec![
             env.tasks.spawn("learn of the space", learn_space(inner.data.cluster.clone())),
             env.tasks.spawn("keep the session", keep_session(inner.weak())),
@@ -206,12 +198,11 @@ impl Client {
     /// The session, unless a shutdown has closed it. If not, the leader waits for it after a failover, so the
     /// next client of the process closes it by [`Client::close_session`].
     pub fn session_left(&self) -> Option<SessionId> {
-        self.inner.session.unclosed()
+        self.inner.leader.unclosed()
     }
     /// Closes the session of an earlier client of this process.
     pub fn close_session(&self, session: SessionId) -> BoxFuture<'_, Result<()>> {
-        let deadline = self.inner.env.clock.now() + self.inner.config.patience;
-        Box::pin(self.inner.session.close_other(session, deadline))
+        Box::pin(self.inner.leader.close_other(session))
     }
     /// The number of losses of changes or locks, and the last of them.
     pub fn losses(&self) -> (u64, Vec<Loss>) {
@@ -229,15 +220,15 @@ async fn learn_space(cluster: Cluster) {
 async fn keep_session(inner: Weak<Inner>) {
     let mut due = None;
     while let Some((clock, period)) =
-        inner.upgrade().map(|i| (i.env.clock.clone(), i.session.keep_alive_period()))
+        inner.upgrade().map(|i| (i.env.clock.clone(), i.leader.keep_alive_period()))
     {
         let until = *due.get_or_insert(clock.now() + period);
         clock.sleep(until.since(clock.now()).min(SESSION_POLL)).await;
         // A client that was shut down has no session, and needs none.
-        let Some(inner) = inner.upgrade().filter(|i| !i.closed.load(Ordering::Acquire)) else { return };
+        let Some(inner) = inner.upgrade().filter(|i| !i.leader.is_closing()) else { return };
         // A restarted leader waits for its earlier clients, even if they have no requests.
-        if clock.now() >= until || !inner.session.is_taken_up() {
-            inner.session.keep_alive().await;
+        if clock.now() >= until || !inner.leader.is_taken_up() {
+            inner.leader.keep_alive().await;
             due = None;
         }
     }
@@ -247,7 +238,7 @@ async fn keep_session(inner: Weak<Inner>) {
 async fn watch_way(inner: Weak<Inner>) {
     while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
         clock.sleep(SESSION_POLL).await;
-        let Some((channel, is_late)) = inner.upgrade().map(|inner| inner.session.way()) else { return };
+        let Some((channel, is_late)) = inner.upgrade().map(|inner| inner.leader.way()) else { return };
         channel.compare_ways(is_late).await;
     }
 }
@@ -258,10 +249,10 @@ async fn watch_waits(inner: Weak<Inner>, title: String) {
     while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
         clock.sleep(SESSION_POLL).await;
         let Some(inner) = inner.upgrade() else { return };
-        inner.session.leave_old_address();
+        inner.leader.leave_old_address();
         let waits = &inner.data.waits;
         waits.end(&leader);
-        if let Some((since, calls)) = inner.session.silence() {
+        if let Some((since, calls)) = inner.leader.silence() {
             let name = inner.data.cluster.leader_name(&inner.config.namespace).unwrap_or_default();
             leader = format!("the metadata leader {name}");
             waits.note(&leader, since, calls);

@@ -126,7 +126,7 @@ impl Inner {
         // A task of its own: it is completed even if the caller stops waiting.
         self.env.tasks.spawn("give a lock wait up", async move {
             let cancel = |session| CancelLock { session, ino, ticket };
-            let cancelled = me.session.ask(me.deadline(), cancel).await;
+            let cancelled = me.leader.ask(cancel).await;
             if cancelled.is_ok_and(|c| c.waited) {
                 let _ = tx.send(Locked::Interrupted); // the caller may have given up
                 return;
@@ -183,7 +183,7 @@ impl Inner {
                 reported.store(self.tables.locks.reported(), Ordering::Relaxed);
                 SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
-            let answer = self.session.ask(self.deadline(), ask).await?;
+            let answer = self.leader.ask(ask).await?;
             let asked = Asked { reported: reported.into_inner(), before };
             if self.tables.locks.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
                 return Ok(answer);
@@ -204,7 +204,7 @@ impl Inner {
                 asked.store(session.0, Ordering::Relaxed);
                 TestLock { session, ino, owner, range, kind }
             };
-            let answer = self.session.ask(self.deadline(), test).await?;
+            let answer = self.leader.ask(test).await?;
             mine.0 = asked.load(Ordering::Relaxed);
             if answer.outcome == LockOutcome::Grace {
                 self.env.clock.sleep(grace.next_pause()).await;
@@ -235,7 +235,7 @@ impl Inner {
         for (ino, owner) in self.tables.locks.held_through(handle) {
             let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
             let report = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
-            done = done.and(self.session.ask(self.deadline(), report).await.map(drop));
+            done = done.and(self.leader.ask(report).await.map(drop));
         }
         done
     }
@@ -264,7 +264,7 @@ impl Inner {
 
     /// Holders and waiters of a file, and the number of those that do not fit.
     pub async fn list_locks(&self, ino: InodeId) -> Result<(Vec<LockEntry>, u32)> {
-        let list = self.session.ask(self.deadline(), |session| ListLocks { session, ino }).await?;
+        let list = self.leader.ask(|session| ListLocks { session, ino }).await?;
         Ok((list.entries, list.more))
     }
 

@@ -6,9 +6,11 @@ use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
 use crate::inner::{Inner, OpenFile};
 use crate::inode::Inode;
 use crate::known_names::Outcome;
+use crate::leader::Change;
 use crate::plan::Occasion;
 use bytes::Bytes;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use weir_coord::decide::file_space;
 use weir_proto::meta::{
     Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
@@ -52,7 +54,7 @@ impl Inner {
         let (revoke_clock, before) = (self.revoke_clock(), dir.lock().names.change());
         let name = Bytes::copy_from_slice(name);
         let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
-        let answer = self.session.ask(self.deadline(), ask).await?;
+        let answer = self.leader.ask(ask).await?;
         self.apply_dir_lease(&dir, &answer.parent_lease, revoke_clock);
         let found = answer.entry.as_ref().map(|entry| self.apply(entry, revoke_clock));
         self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
@@ -82,7 +84,7 @@ impl Inner {
             self.report_access_of(&inode).await; // the answer must include it
         }
         let revoke_clock = self.revoke_clock();
-        let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
+        let entry = self.leader.ask(|session| GetAttr { session, ino }).await?;
         let stat = self.apply(&entry, revoke_clock);
         self.wait_for_unprotected_pages_of(ino).await;
         Ok(stat)
@@ -155,7 +157,7 @@ impl Inner {
     }
 
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
-        let target = self.session.ask(self.deadline(), |session| ReadLink { session, ino }).await?.target;
+        let target = self.leader.ask(|session| ReadLink { session, ino }).await?.target;
         self.note_access(ino, &mut self.inode(ino).lock());
         Ok(target)
     }
@@ -171,7 +173,7 @@ impl Inner {
         let inode = self.inode(dir);
         let (revoke_clock, before) = (self.revoke_clock(), inode.lock().names.change());
         let ask = |session| ReadDir { session, cred: cred.clone(), dir, after, limit, with_attrs };
-        let mut listing = self.session.ask(self.deadline(), ask).await?;
+        let mut listing = self.leader.ask(ask).await?;
         self.apply_dir_lease(&inode, &listing.dir_lease, revoke_clock);
         for listed in &mut listing.entries {
             if let Some(entry) = &mut listed.entry {
@@ -236,7 +238,7 @@ impl Inner {
             return self.mkdir_with_names(cred, parent, name, mode).await;
         }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
-        let n = Bytes::copy_from_slice(name);
+        let (n, tries) = (Bytes::copy_from_slice(name), AtomicU32::new(0));
         let make = |op| Mkdir {
             op,
             cred: cred.clone(),
@@ -245,12 +247,11 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let (made, tries) = change.reported(
-            self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await,
-        )?;
+        let made = self.leader.change(Change::once().counting(&tries), make).await;
+        let made = change.reported(self.doubt_names(&[parent], made).await)?;
         let stat = self.made(change, made, revoke_clock);
         // A reply to a repeated request may be older than the directory's state.
-        if stat.leased && tries == 1 {
+        if stat.leased && tries.into_inner() == 1 {
             self.inode(stat.attr.ino).lock().names.begin_empty();
         }
         Ok(stat)
@@ -279,7 +280,7 @@ impl Inner {
             rdev,
         };
         let made = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
         Ok(self.made(change, made, revoke_clock))
     }
 
@@ -289,7 +290,7 @@ impl Inner {
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
         let made = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
         Ok(self.made(change, made, revoke_clock))
     }
 
@@ -299,7 +300,7 @@ impl Inner {
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
         let made = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
         Ok(self.made(change, made, revoke_clock))
     }
 
@@ -312,7 +313,7 @@ impl Inner {
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
         self.removed(change, removed, revoke_clock);
         Ok(())
     }
@@ -323,7 +324,7 @@ impl Inner {
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
+            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
         self.tables.births.lock().close(removed.ino);
         self.removed(change, removed, revoke_clock);
         Ok(())
@@ -373,7 +374,7 @@ impl Inner {
             new_name: m.clone(),
             mode,
         };
-        let renamed = self.session.change(self.deadline(), make).await;
+        let renamed = self.leader.change(Change::once(), make).await;
         let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
         self.move_loans(parent, new_parent, mode).await; // the lease may have ended meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
@@ -403,11 +404,11 @@ impl Inner {
         }
         let name = Bytes::copy_from_slice(name);
         let ask = |session| GetXattr { session, cred: cred.clone(), ino, name: name.clone() };
-        Ok(self.session.ask(self.deadline(), ask).await?.value)
+        Ok(self.leader.ask(ask).await?.value)
     }
     pub async fn list_xattr(&self, cred: &Cred, ino: InodeId) -> Result<Vec<Bytes>> {
         let ask = |session| ListXattr { session, cred: cred.clone(), ino };
-        Ok(self.session.ask(self.deadline(), ask).await?.names)
+        Ok(self.leader.ask(ask).await?.names)
     }
     pub async fn set_xattr(
         &self,
@@ -429,7 +430,7 @@ impl Inner {
             create,
             replace,
         };
-        let entry = self.session.change(self.deadline(), make).await?;
+        let entry = self.leader.change(Change::once(), make).await?;
         self.apply(&entry, revoke_clock);
         Ok(())
     }
@@ -437,13 +438,13 @@ impl Inner {
         let name = Bytes::copy_from_slice(name);
         let revoke_clock = self.revoke_clock();
         let make = |op| RemoveXattr { op, cred: cred.clone(), ino, name: name.clone() };
-        let entry = self.session.change(self.deadline(), make).await?;
+        let entry = self.leader.change(Change::once(), make).await?;
         self.apply(&entry, revoke_clock);
         Ok(())
     }
 
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
-        self.session.ask(self.deadline(), |session| GetUsage { session, dir }).await
+        self.leader.ask(|session| GetUsage { session, dir }).await
     }
 
     pub async fn statfs(&self) -> Result<Space> {
@@ -452,7 +453,7 @@ impl Inner {
 
     /// The space for new files of a volume: its scheme and pool count.
     async fn space_for(&self, policy: Option<&Policy>) -> Result<Space> {
-        let stat = self.session.ask(self.deadline(), |session| StatFs { session }).await?;
+        let stat = self.leader.ask(|session| StatFs { session }).await?;
         let status = self.data.cluster.known_status().await?;
         let (scheme, pool) = policy.map_or((None, None), |p| (p.scheme, p.pool.as_deref()));
         let space = file_space(&status.map, &status.targets, scheme, pool);
@@ -468,7 +469,7 @@ impl Inner {
 
     /// The same as seen from within a volume with limits.
     pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
-        let volume = match self.session.ask(self.deadline(), |session| VolumeAt { session, ino }).await {
+        let volume = match self.leader.ask(|session| VolumeAt { session, ino }).await {
             Ok(volume) => volume,
             // The inode is gone: the space of the whole is right, too.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return self.statfs().await,

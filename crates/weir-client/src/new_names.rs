@@ -5,7 +5,9 @@
 //! wait for those of other directories: nothing there depends on it.
 use crate::api::{NewMode, Stat};
 use crate::inner::Inner;
+use crate::leader::Change;
 use bytes::Bytes;
+use std::sync::atomic::AtomicU32;
 use weir_proto::births::{MadeWithNames, MkdirWithNames};
 use weir_proto::meta::{Cred, Made};
 use weir_proto::version::LEVEL_OF_NEW_NAMES;
@@ -45,17 +47,18 @@ impl Inner {
             numbers: NUMBERS,
             now,
         };
+        let tries = AtomicU32::new(0);
         let answer = match settled {
-            Ok(()) => self.session.change_counted(self.deadline(), make).await,
+            Ok(()) => self.leader.change(Change::once().counting(&tries), make).await,
             Err(e) => Err(e),
         };
-        let (made, tries) = change.reported(self.doubt_names(&[parent], answer).await)?;
+        let made = change.reported(self.doubt_names(&[parent], answer).await)?;
         let MadeWithNames { names, parent_attr, parent_lease } = made;
         let made = Made { entry: names.entry.clone(), parent_attr, parent_lease };
         let stat = self.made(change, made, revoke_clock);
         let dir = self.inode(stat.attr.ino);
         // As after a plain `mkdir`.
-        if stat.leased && tries == 1 {
+        if stat.leased && tries.into_inner() == 1 {
             dir.lock().names.begin_empty();
         }
         self.take_names(&dir, Some(&names), revoke_clock);

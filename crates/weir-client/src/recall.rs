@@ -9,6 +9,7 @@ use crate::api::Handle;
 use crate::data::{Fragment, encode};
 use crate::inner::{Inner, STRIPE_PARTS, layout_of};
 use crate::inode::{Inode, Ranges, State, touches};
+use crate::leader::Change;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,8 +89,7 @@ impl Inner {
         let leased = inode.lock().lease.is_held();
         let mut from = if leased { 0 } else { from / stripe * stripe };
         loop {
-            let list =
-                self.session.ask(self.deadline(), |session| EvictedRanges { session, ino, from }).await?;
+            let list = self.leader.ask(|session| EvictedRanges { session, ino, from }).await?;
             let up = |at: u64| at.checked_next_multiple_of(stripe).unwrap_or(u64::MAX);
             ranges.extend(list.ranges.iter().map(|r| (r.from, up(r.to))));
             match list.ranges.last() {
@@ -158,7 +158,7 @@ impl Inner {
             let wait_ms = (left.as_millis() as u32).min(ASK_MS);
             let ask = |session| AwaitRecall { session, ino, from, to, wait_ms };
             let until = self.env.clock.now() + Duration::from_millis(wait_ms.into()) + self.config.patience;
-            match self.session.ask(until, ask).await {
+            match self.leader.ask_until(until, ask).await {
                 Ok(waited) if waited.done => return Ok(()),
                 Ok(waited) if waited.failed => {
                     return Err(Error::io(format!("{doing} and cannot be recalled: {}", waited.why)));
@@ -187,7 +187,7 @@ impl Inner {
             };
             TakeRecalls { session, max, wait_ms, busy: busy.iter().map(id).collect() }
         };
-        let taken = self.session.ask(self.deadline() + wait, ask).await?;
+        let taken = self.leader.ask_until(self.deadline() + wait, ask).await?;
         let mut recalls = Vec::new();
         for work in taken.recalls {
             work.layout.check()?;
@@ -240,14 +240,14 @@ impl Inner {
     pub async fn filled(&self, recall: Recall, learned: Option<Learned>) -> Result<()> {
         let RecallWork { ino, from, to, token_epoch, .. } = recall.work;
         let filled = |op| Filled { op, ino, from, to, token_epoch, learned: learned.clone() };
-        self.session.change_again(self.deadline(), filled).await
+        self.leader.change(Change::repeatable(), filled).await
     }
 
     pub async fn recall_failed(&self, recall: Recall, error: &str, retry: bool) -> Result<()> {
         let RecallWork { ino, from, to, token_epoch, .. } = recall.work;
         let failed =
             |session| RecallFailed { session, ino, from, to, token_epoch, error: error.to_owned(), retry };
-        self.session.ask(self.deadline(), failed).await
+        self.leader.ask(failed).await
     }
 
     // ---- people and policies
@@ -258,13 +258,13 @@ impl Inner {
         }
         let revoke_clock = self.revoke_clock();
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under: 0 };
-        let evicted = self.session.change(self.deadline(), ask).await?;
+        let evicted = self.leader.change(Change::once(), ask).await?;
         self.apply_unasked(&mut self.inode(ino).lock(), &evicted.entry, revoke_clock);
         Ok(evicted)
     }
 
     pub async fn want_recall(&self, ino: InodeId, from: u64, to: u64) -> Result<()> {
-        self.session.ask(self.deadline(), |session| WantRecall { session, ino, from, to }).await
+        self.leader.ask(|session| WantRecall { session, ino, from, to }).await
     }
 
     pub fn may_wait_for_home(&self, handle: Handle) -> bool {
@@ -289,17 +289,17 @@ impl Inner {
     pub async fn pin(&self, cred: &Cred, ino: InodeId, pinned: bool) -> Result<()> {
         let revoke_clock = self.revoke_clock();
         let ask = |op| SetPinned { op, cred: cred.clone(), ino, pinned };
-        let entry = self.session.change(self.deadline(), ask).await?;
+        let entry = self.leader.change(Change::once(), ask).await?;
         self.apply_unasked(&mut self.inode(ino).lock(), &entry, revoke_clock);
         Ok(())
     }
 
     pub async fn eviction(&self, cred: &Cred, set: Option<SetMarks>) -> Result<Vec<EvictionLevel>> {
         let ask = |session| GetEviction { session, cred: cred.clone(), set: set.clone() };
-        Ok(self.session.ask(self.deadline(), ask).await?.levels)
+        Ok(self.leader.ask(ask).await?.levels)
     }
 
     pub async fn tier_state(&self, ino: InodeId) -> Result<TierState> {
-        self.session.ask(self.deadline(), |session| GetTierState { session, ino }).await
+        self.leader.ask(|session| GetTierState { session, ino }).await
     }
 }

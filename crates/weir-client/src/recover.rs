@@ -4,6 +4,7 @@
 use crate::data::{Done, Overlay, StripeRef};
 use crate::inner::{Inner, layout_of};
 use crate::inode::Inode;
+use crate::leader::Change;
 use crate::plan::first_stripe_after;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,8 +100,7 @@ impl Inner {
         }
         let revoke_clock = self.revoke_clock();
         let ino = inode.ino;
-        let entry =
-            self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await?;
+        let entry = self.leader.change(Change::repeatable(), |op| Recovered { op, ino, token_epoch }).await?;
         tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
         self.apply(&entry, revoke_clock);
         let mut st = inode.lock();
@@ -225,7 +225,7 @@ impl Inner {
         }
         // Other clients write this file, too: they need not do the same.
         let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
-        match self.session.change_again(self.deadline(), |op| Recovered { op, ino, token_epoch }).await {
+        match self.leader.change(Change::repeatable(), |op| Recovered { op, ino, token_epoch }).await {
             Ok(entry) => drop(self.apply(&entry, revoke_clock)),
             // Another client has truncated it since, and reports it.
             Err(e) if e.kind == ErrorKind::Stale => {}

@@ -6,6 +6,7 @@
 use crate::births::{UNSENT_MAX, permits};
 use crate::inner::Inner;
 use crate::inode::{Birth, Inode, State};
+use crate::leader::Change;
 use crate::table::births::{Unreported, What};
 use bytes::Bytes;
 use std::sync::Arc;
@@ -80,7 +81,6 @@ impl Inner {
             }
         };
         drop(log);
-        self.session.note_unborn(if matches!(way, Way::Cancelled) { -1 } else { 1 });
         st.names.died(name);
         if let Some(attr) = &mut st.attr {
             attr.size = attr.size.saturating_sub(1);
@@ -112,7 +112,7 @@ impl Inner {
         let revoke_clock = self.revoke_clock();
         let removals: Vec<Removal> = batch.iter().map(removal).collect();
         let make = |op| RemoveMany { op, cred: cred.clone(), dir, removals: removals.clone() };
-        match self.session.change(self.deadline(), make).await {
+        match self.leader.change(Change::once(), make).await {
             Ok(removed) => {
                 batch.iter().for_each(|unreported| end_removal(&mut unreported.inode.lock()));
                 self.apply_attr(&removed.parent_attr, revoke_clock);

@@ -164,7 +164,7 @@ impl Inner {
         if !reservations.is_of_volumes() {
             let (spent, must, want) = ask(reservations.begin_asking(account));
             let ask = |session| ReserveSpace { session, account, spent, must, want };
-            answer = self.session.ask(self.deadline(), ask).await;
+            answer = self.leader.ask(ask).await;
         }
         let reservation = match answer {
             Err(e) if e.kind == ErrorKind::Unsupported => {
@@ -184,8 +184,7 @@ impl Inner {
         (spent, must, want): (u64, u64, u64),
     ) -> Result<ReservedSpace> {
         let ask = |session| ReserveQuota { session, volume, spent, must, want };
-        let QuotaReservation { held, others, unlimited, evicting } =
-            self.session.ask(self.deadline(), ask).await?;
+        let QuotaReservation { held, others, unlimited, evicting } = self.leader.ask(ask).await?;
         let limit = format!("volume {volume} is at its limit");
         Ok(ReservedSpace { held, others, unlimited, evicting, limit })
     }

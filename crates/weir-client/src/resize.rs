@@ -7,6 +7,7 @@ use crate::direct::WriteTarget;
 use crate::inner::{Inner, OpenFile, layout_of};
 use crate::inode::{Inline, Inode, Wish};
 use crate::join::join_all;
+use crate::leader::Change;
 use crate::plan::Occasion;
 use crate::seek::STRIPES_AT_ONCE;
 use crate::write::{TRIES_MAX, Way, is_ready_to_buffer, not_for_writing, too_big};
@@ -106,7 +107,7 @@ impl Inner {
         let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
         let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
         let before = inode.lock().write.sent_end();
-        let entry = self.session.change(self.deadline(), request).await?;
+        let entry = self.leader.change(Change::once(), request).await?;
         if let Some(size) = size {
             self.truncate_local(inode, size, before, exclusive);
         }

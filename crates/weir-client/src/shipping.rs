@@ -1,4 +1,5 @@
 //! Relations as movers and administrators see them: each call asks the leader; nothing is cached.
+use crate::leader::Change;
 use crate::{Client, OpenMode};
 use bytes::Bytes;
 use std::time::Duration;
@@ -28,7 +29,7 @@ impl Client {
     /// Waits until the leader may have declared this client dead, and assigned its work to others.
     pub fn may_be_taken_for_dead(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            self.inner.session.wait_for_term_end().await;
+            self.inner.leader.wait_for_term_end().await;
         })
     }
     /// Work for a mover. Waits up to `wait` for some. After an error the leader may have assigned work that
@@ -52,7 +53,7 @@ impl Client {
                 wait_ms,
                 limited_by: limited_by.clone(),
             };
-            let taken = self.inner.session.once(self.inner.deadline() + wait, &ask).await?;
+            let taken = self.inner.leader.ask_once(self.inner.deadline() + wait, &ask).await?;
             self.inner.data.need_map(taken.map_version);
             Ok(taken)
         })
@@ -72,7 +73,7 @@ impl Client {
                 let (orphans, listings) = (orphans.clone(), listings.clone());
                 CompleteWork { session, relation, names, extents, orphans, listings }
             };
-            self.inner.session.ask(self.inner.deadline(), done).await
+            self.inner.leader.ask(done).await
         })
     }
     /// A part of a directory's entries at home; `end`: the last part.
@@ -85,7 +86,7 @@ impl Client {
     ) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let report = |op| ReportListing { op, relation, dir, entries: entries.clone(), end };
-            self.inner.session.change_again(self.inner.deadline(), report).await
+            self.inner.leader.change(Change::repeatable(), report).await
         })
     }
     /// The present entries of a directory at home, for a range of names; see `ReportRelisting`.
@@ -102,7 +103,7 @@ impl Client {
                 let (after, entries, upto) = (after.clone(), entries.clone(), upto.clone());
                 ReportRelisting { op, relation, dir, after, entries, upto }
             };
-            self.inner.session.change_again(self.inner.deadline(), report).await
+            self.inner.leader.change(Change::repeatable(), report).await
         })
     }
     /// Finishes the work of a dead writer, if there was one: then the file is complete.
@@ -123,12 +124,7 @@ impl Client {
         ino: InodeId,
         relation: Option<RelationId>,
     ) -> BoxFuture<'_, Result<HomePlace>> {
-        Box::pin(async move {
-            self.inner
-                .session
-                .ask(self.inner.deadline(), |session| WhereAtHome { session, ino, relation })
-                .await
-        })
+        Box::pin(async move { self.inner.leader.ask(|session| WhereAtHome { session, ino, relation }).await })
     }
     /// The location of a file's range that is to be shipped: its own object, and the layers in older ones.
     async fn where_bytes_are(&self, work: &ExtentWork, from: u64) -> Result<(InodeId, Vec<Layer>)> {
@@ -157,7 +153,7 @@ impl Client {
                 // Zeros because nothing was written, or because it is at a home only, or was moved to another
                 // object?
                 let ask = |session| EvictedRanges { session, ino, from: offset };
-                let away = self.inner.session.ask(self.inner.deadline(), ask).await?;
+                let away = self.inner.leader.ask(ask).await?;
                 if away.ranges.iter().any(|range| range.from < end && offset < range.to) {
                     return Err(gone("are evicted"));
                 }
@@ -194,15 +190,15 @@ impl Client {
                 import: new.import,
                 ids: new.ids.clone(),
             };
-            let (session, deadline) = (&self.inner.session, self.inner.deadline());
+            let leader = &self.inner.leader;
             if new.rules == RelationRules::default() {
-                return session.change(deadline, make).await; // a server of an older program knows it
+                return leader.change(Change::once(), make).await; // a server of an older program knows it
             }
             let with = |op: Op| {
                 let (cred, rules) = (cred.clone(), new.rules.clone());
                 RelationAddWith { op: op.clone(), cred, new: make(op), rules }
             };
-            session.change(deadline, with).await
+            leader.change(Change::once(), with).await
         })
     }
     /// Changes the given rules of a relation; a limit of 0: none.
@@ -218,20 +214,20 @@ impl Client {
                 let (include, exclude) = (include.clone(), exclude.clone());
                 RelationSet { op, cred: cred.clone(), relation, include, exclude, bytes_per_s }
             };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     /// The rules of all relations that have some, each with this mover's part of a limit.
     pub fn relation_rules(&self) -> BoxFuture<'_, Result<Vec<RulesOfRelation>>> {
         Box::pin(async move {
             let ask = |session: SessionId| RelationRulesList { session };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.relations)
+            Ok(self.inner.leader.ask(ask).await?.relations)
         })
     }
     pub fn relations(&self, volume: Option<VolumeId>) -> BoxFuture<'_, Result<Vec<RelationInfo>>> {
         Box::pin(async move {
             let ask = |session: SessionId| RelationList { session, volume };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.relations)
+            Ok(self.inner.leader.ask(ask).await?.relations)
         })
     }
     pub fn change_relation<'a>(
@@ -242,7 +238,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let make = |op| RelationDo { op, cred: cred.clone(), relation, verb };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     pub fn resolve<'a>(
@@ -254,7 +250,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let make = |op| RelationResolve { op, cred: cred.clone(), relation, ino, how };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     /// Marks a file as in conflict: its copy at home does not match what was shipped.
@@ -267,7 +263,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let make = |op| RelationSuspect { op, cred: cred.clone(), relation, ino, why: why.to_owned() };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     /// Changes of a volume after `after`, or after the acknowledged position of a cursor; waits up to `wait`
@@ -286,7 +282,7 @@ impl Client {
                 let (cred, cursor) = (cred.clone(), cursor.map(str::to_owned));
                 ReadChanges { session, cred, volume, cursor, after, limit, wait_ms }
             };
-            self.inner.session.ask(self.inner.deadline() + wait, ask).await
+            self.inner.leader.ask_until(self.inner.deadline() + wait, ask).await
         })
     }
     /// Creates the cursor if it is missing: then changes are kept for it from now on.
@@ -299,7 +295,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let make = |op| AckChanges { op, cred: cred.clone(), volume, cursor: cursor.to_owned(), upto };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     pub fn drop_cursor<'a>(
@@ -310,7 +306,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let make = |op| DropCursor { op, cred: cred.clone(), volume, cursor: cursor.to_owned() };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
 }

@@ -4,6 +4,7 @@
 //! home only are read from the file itself, as long as that has the snapshot's bytes, which the leader
 //! confirms before and after; content that cannot be read is an error with its reason, never zeros.
 use crate::inner::Inner;
+use crate::leader::Change;
 use crate::{Client, Handle, OpenMode};
 use bytes::Bytes;
 use std::fmt;
@@ -67,7 +68,7 @@ impl Client {
         Box::pin(async move {
             let take = |op| SnapshotTake { op, cred: cred.clone(), volume, name: name.to_owned() };
             let deadline = self.inner.deadline() + self.inner.config.recall_patience;
-            self.inner.session.change(deadline, take).await
+            self.inner.leader.change(Change::once().until(deadline), take).await
         })
     }
     pub fn delete_snapshot<'a>(
@@ -78,14 +79,14 @@ impl Client {
     ) -> BoxFuture<'a, Result<Snapshot>> {
         Box::pin(async move {
             let delete = |op| SnapshotDelete { op, cred: cred.clone(), volume, name: name.to_owned() };
-            self.inner.session.change(self.inner.deadline(), delete).await
+            self.inner.leader.change(Change::once(), delete).await
         })
     }
     /// Oldest first.
     pub fn snapshots(&self, volume: VolumeId) -> BoxFuture<'_, Result<Vec<Snapshot>>> {
         Box::pin(async move {
             let ask = |session| SnapshotList { session, volume };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.snapshots)
+            Ok(self.inner.leader.ask(ask).await?.snapshots)
         })
     }
 
@@ -105,16 +106,13 @@ impl Client {
                 parent,
                 name: name.clone(),
             };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.attr)
+            Ok(self.inner.leader.ask(ask).await?.attr)
         })
     }
     pub fn snapshot_attr(&self, snapshot: u32, ino: InodeId) -> BoxFuture<'_, Result<Attr>> {
-        Box::pin(async move {
-            self.inner
-                .session
-                .ask(self.inner.deadline(), |session| SnapshotGetAttr { session, snapshot, ino })
-                .await
-        })
+        Box::pin(
+            async move { self.inner.leader.ask(|session| SnapshotGetAttr { session, snapshot, ino }).await },
+        )
     }
     /// Entries after the cookie `after` (0: from the start), without "." and "..".
     pub fn snapshot_list<'a>(
@@ -127,7 +125,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<SnapshotListing>> {
         Box::pin(async move {
             let ask = |session| SnapshotReadDir { session, cred: cred.clone(), snapshot, dir, after, limit };
-            self.inner.session.ask(self.inner.deadline(), ask).await
+            self.inner.leader.ask(ask).await
         })
     }
     pub fn snapshot_get_xattr<'a>(
@@ -139,13 +137,13 @@ impl Client {
         Box::pin(async move {
             let name = Bytes::copy_from_slice(name);
             let ask = |session| SnapshotGetXattr { session, snapshot, ino, name: name.clone() };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.bytes)
+            Ok(self.inner.leader.ask(ask).await?.bytes)
         })
     }
     pub fn snapshot_list_xattr(&self, snapshot: u32, ino: InodeId) -> BoxFuture<'_, Result<Vec<Bytes>>> {
         Box::pin(async move {
             let ask = |session| SnapshotListXattr { session, snapshot, ino };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.names)
+            Ok(self.inner.leader.ask(ask).await?.names)
         })
     }
     pub fn snapshot_open<'a>(
@@ -200,7 +198,7 @@ impl Inner {
     ) -> Result<SnapshotFile> {
         let ask = |session| SnapshotOpen { session, cred: cred.clone(), snapshot, ino, execute };
         for _ in 0..RECOVERIES_MAX {
-            let opened: SnapshotOpened = self.session.ask(self.deadline(), ask).await?;
+            let opened: SnapshotOpened = self.leader.ask(ask).await?;
             let SnapshotOpened { attr, inline, fence, recover, unchanged, map_version } = opened;
             self.data.need_map(map_version);
             if recover {
@@ -273,7 +271,7 @@ impl Inner {
             let parts = self.read(itself.handle, from, (to - from) as usize).await?;
             let cred = &itself.opened_by;
             let ask = |session| SnapshotOpen { session, cred: cred.clone(), snapshot, ino, execute: false };
-            if self.session.ask(self.deadline(), ask).await?.unchanged {
+            if self.leader.ask(ask).await?.unchanged {
                 return Ok(Bytes::from(parts.concat()));
             }
         }
@@ -318,7 +316,7 @@ impl Inner {
         if fetched.holes {
             // Bytes of a removed snapshot look like a hole.
             let snapshot = file.snapshot;
-            self.session.ask(self.deadline(), |session| SnapshotGetAttr { session, snapshot, ino }).await?;
+            self.leader.ask(|session| SnapshotGetAttr { session, snapshot, ino }).await?;
         }
         fetched.parts.iter().for_each(|(at, bytes)| put(*at, bytes));
         Ok(Bytes::from(data))

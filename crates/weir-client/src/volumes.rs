@@ -1,6 +1,7 @@
 //! Volumes as an administrator sees them: each call asks the leader; nothing is cached.
 use crate::Client;
 use crate::api::Stat;
+use crate::leader::Change;
 use bytes::Bytes;
 use weir_env::BoxFuture;
 use weir_proto::coord::{AuditState, GetAudit};
@@ -47,12 +48,12 @@ pub struct VolumeEdit {
 impl Client {
     /// Whether the leader's audit log is written.
     pub fn audit(&self) -> BoxFuture<'_, Result<AuditState>> {
-        Box::pin(async move { self.inner.session.ask(self.inner.deadline(), |_| GetAudit {}).await })
+        Box::pin(async move { self.inner.leader.ask(|_| GetAudit {}).await })
     }
     pub fn create_volume<'a>(&'a self, cred: &'a Cred, new: &'a NewVolume) -> BoxFuture<'a, Result<Volume>> {
         Box::pin(async move {
             let make = self.new_volume(cred, new).await?;
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     /// A volume whose names and data are those of a snapshot; `own`: the snapshot is deleted when the clone
@@ -74,7 +75,7 @@ impl Client {
                 own,
                 new: make(op),
             };
-            self.inner.session.change(self.inner.deadline(), clone).await
+            self.inner.leader.change(Change::once(), clone).await
         })
     }
 
@@ -106,20 +107,18 @@ impl Client {
     pub fn volume<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Volume>> {
         Box::pin(async move {
             let ask = |session| VolumeGet { session, name: name.to_owned() };
-            self.inner.session.ask(self.inner.deadline(), ask).await
+            self.inner.leader.ask(ask).await
         })
     }
     /// The volume that contains a file or directory.
     pub fn volume_at(&self, ino: InodeId) -> BoxFuture<'_, Result<Volume>> {
-        Box::pin(async move {
-            self.inner.session.ask(self.inner.deadline(), |session| VolumeAt { session, ino }).await
-        })
+        Box::pin(async move { self.inner.leader.ask(|session| VolumeAt { session, ino }).await })
     }
     /// Volumes after `after` (0: from the start) in the order of creation; whether those are all.
     pub fn volumes(&self, after: VolumeId) -> BoxFuture<'_, Result<(Vec<Volume>, bool)>> {
         Box::pin(async move {
             let ask = |session| VolumeList { session, after, limit: VOLUMES_MAX as u32 };
-            let page = self.inner.session.ask(self.inner.deadline(), ask).await?;
+            let page = self.inner.leader.ask(ask).await?;
             Ok((page.volumes, page.end))
         })
     }
@@ -145,7 +144,7 @@ impl Client {
                 policy: edit.policy.clone(),
                 retention: edit.retention,
             };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
 
@@ -153,7 +152,7 @@ impl Client {
     pub fn write_floors(&self) -> BoxFuture<'_, Result<Vec<WriteFloor>>> {
         Box::pin(async move {
             let ask = |session| GetWriteFloors { session };
-            Ok(self.inner.session.ask(self.inner.deadline(), ask).await?.floors)
+            Ok(self.inner.leader.ask(ask).await?.floors)
         })
     }
     /// Sets a volume's write floor; 0: as many members as its scheme has data cells.
@@ -181,7 +180,7 @@ impl Client {
             }
             let volume = volume.id;
             let make = |op| SetWriteFloor { op, cred: cred.clone(), volume, members };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
 
@@ -214,7 +213,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<Volume>> {
         Box::pin(async move {
             let make = |op| VolumeDelete { op, cred: cred.clone(), volume, force };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
 
@@ -227,7 +226,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<OwnerUsage>> {
         Box::pin(async move {
             let make = |op| OwnerLimit { op, cred: cred.clone(), holder, quota };
-            self.inner.session.change(self.inner.deadline(), make).await
+            self.inner.leader.change(Change::once(), make).await
         })
     }
     /// Usage and limits of users and groups, after one of them.
@@ -241,7 +240,7 @@ impl Client {
             let limit = OWNER_ROWS_MAX;
             let ask =
                 |session| OwnerUsageList { session, cred: cred.clone(), list: list.clone(), after, limit };
-            self.inner.session.ask(self.inner.deadline(), ask).await
+            self.inner.leader.ask(ask).await
         })
     }
 
@@ -255,7 +254,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<Scanned>> {
         Box::pin(async move {
             let ask = |session| ScanInodes { session, cred: cred.clone(), volume, directories, after };
-            self.inner.session.ask(self.inner.deadline(), ask).await
+            self.inner.leader.ask(ask).await
         })
     }
 

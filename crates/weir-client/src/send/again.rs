@@ -28,7 +28,7 @@ impl Inner {
             let failed = Failed {
                 kind: e.kind,
                 is_lost: self.data.is_lost_for_good(&s),
-                silent: self.data.silent_for(&s, begun).max(self.session.silent_for(begun)),
+                silent: self.data.silent_for(&s, begun).max(self.leader.silent_for(begun)),
                 since: self.env.clock.now().since(begun),
                 patience: self.config.patience,
             };

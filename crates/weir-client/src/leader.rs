@@ -1,29 +1,31 @@
-//! The session at the namespace's metadata leader: opened once, resumed on each new connection, kept alive.
+//! The metadata leader as this client's rooms see it: questions, changes, and the session under which they
+//! are sent.
 //!
-//! Invariants: no request uses a connection before the session is resumed on it with its locks, leases and
-//! opens, even under a new session: so the leader always knows which clients have a file open. A change is
-//! retried with the same (session, slot, seq) until it is answered; leases count only if a reply of the
-//! leader arrived within their term. Knows nothing of inodes except that a [`Holder`] has leases on them.
+//! The session is opened once, resumed on each new connection, kept alive. Invariants: no request uses a
+//! connection before the session is resumed on it with its locks, leases and opens, even under a new
+//! session: so the leader always knows which clients have a file open. No request overtakes what it
+//! declares to follow ([`Ordering`]). Leases count only if a reply of the leader arrived within their term.
+//! Knows nothing of inodes except that a [`Holder`] has leases on them.
 mod change;
+mod ordering;
+mod resume;
+
+pub use change::Change;
+pub use ordering::{Ordering, ToLeader};
 
 use crate::maps::MapsSeen;
-use crate::session::change::Slot;
 use crate::status::Counters;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use change::Slot;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use weir_env::{Backoff, BoxFuture, Env, Instant, Retry};
-use weir_proto::births::{CreateMany, MkdirWithNames, RemoveMany};
-use weir_proto::lock::{HeldLock, RECLAIM_MAX, ReclaimLocks};
-use weir_proto::meta::{
-    HELD_MAX, HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose, SessionOpen, SessionOpened, SessionResume,
-    SessionResumed,
-};
-use weir_proto::quota::{HeldSpace, ReclaimSpace, ReserveSpace};
-use weir_proto::volume::{GetWriteFloors, HeldReservation, ReclaimReservations, ReserveQuota};
-use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Request, Result, SessionId, VolumeId};
+use weir_proto::lock::HeldLock;
+use weir_proto::meta::{HeldLease, KeepAlive, NoteMap, SLOTS, SessionClose};
+use weir_proto::quota::HeldSpace;
+use weir_proto::{Error, ErrorKind, InodeId, NamespaceId, Result, SessionId};
 use weir_rpc::{Channel, Connection};
 
 /// First pause before a leader that did not answer is retried.
@@ -41,10 +43,8 @@ pub trait Holder: Send + Sync + 'static {
     fn held_locks(&self) -> Vec<HeldLock>;
     /// Quota reservations under limits of bytes.
     fn held_reservations(&self) -> Vec<HeldSpace>;
-    /// Returns when the leader knows of all files that were created locally: before any other request.
-    fn births_first(&self, _deadline: Instant) -> BoxFuture<'static, Result<()>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
+    /// Reports all local changes of names; `None`: there are none.
+    fn report_names(&self, deadline: Instant) -> Option<BoxFuture<'static, Result<()>>>;
     /// Reports leases that could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
     /// Reports locks that other clients have got.
@@ -56,15 +56,24 @@ pub trait Holder: Send + Sync + 'static {
     fn expired(&self);
 }
 
-pub struct Session {
+/// The client that asks.
+pub struct Identity {
+    pub namespace: NamespaceId,
+    /// For people.
+    pub client: String,
+    /// For a leader on the same machine; empty: not reported.
+    pub process: String,
+}
+
+pub struct Leader {
     env: Env,
     channel: Channel,
-    namespace: NamespaceId,
-    client: String,
-    process: String,
+    identity: Identity,
+    /// How long a request waits for a leader that does not answer.
+    patience: Duration,
     maps: Arc<MapsSeen>,
     counters: Arc<Counters>,
-    holder: Mutex<Option<Weak<dyn Holder>>>,
+    holder: OnceLock<Weak<dyn Holder>>,
     /// Held while the session is opened or resumed.
     established: tokio::sync::Mutex<Established>,
     /// For fast paths: connection id and session id that belong together.
@@ -78,21 +87,21 @@ pub struct Session {
     free_slots: Semaphore,
     /// Requests without an answer.
     asking: AtomicU32,
-    /// Files that the leader does not know of yet.
-    unborn: AtomicI64,
+    /// The client is shutting down.
+    closing: AtomicBool,
 }
 
 /// A request without an answer.
 pub struct Asking<'a>(&'a AtomicU32);
 impl<'a> Asking<'a> {
     pub fn begin(count: &'a AtomicU32) -> Asking<'a> {
-        count.fetch_add(1, Ordering::Relaxed);
+        count.fetch_add(1, Relaxed);
         Asking(count)
     }
 }
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -102,26 +111,23 @@ struct Established {
     session: Option<SessionId>,
 }
 
-impl Session {
-    /// `client`: for people. `process`: for a leader on the same machine; empty: not reported.
+impl Leader {
     pub fn new(
         env: Env,
         channel: Channel,
-        namespace: NamespaceId,
-        client: String,
-        process: String,
+        identity: Identity,
+        patience: Duration,
         maps: Arc<MapsSeen>,
         counters: Arc<Counters>,
-    ) -> Session {
-        Session {
+    ) -> Leader {
+        Leader {
             env,
             channel,
-            namespace,
-            client,
-            process,
+            identity,
+            patience,
             maps,
             counters,
-            holder: Mutex::new(None),
+            holder: OnceLock::new(),
             established: tokio::sync::Mutex::default(),
             ready_connection: AtomicU64::new(u64::MAX),
             session: AtomicU64::new(0),
@@ -131,15 +137,14 @@ impl Session {
             slots: Mutex::new((0..SLOTS).rev().map(Slot::new).collect()),
             free_slots: Semaphore::new(SLOTS as usize),
             asking: AtomicU32::new(0),
-            unborn: AtomicI64::new(0),
+            closing: AtomicBool::new(false),
         }
     }
 
     /// Since when the leader has been silent, and how many requests wait for it; `None`: it answers, or
     /// nothing waits.
     pub fn silence(&self) -> Option<(Instant, u32)> {
-        let (last_reply, calls) =
-            (Instant(self.contacted.load(Ordering::Relaxed)), self.asking.load(Ordering::Relaxed));
+        let (last_reply, calls) = (Instant(self.contacted.load(Relaxed)), self.asking.load(Relaxed));
         let is_silent = self.env.clock.now().since(last_reply) > 2 * self.keep_alive_period();
         (is_silent && calls > 0).then_some((last_reply, calls))
     }
@@ -150,24 +155,28 @@ impl Session {
 
     /// The channel to the leader, and whether an answer is late: then another way may lead there.
     pub fn way(&self) -> (Channel, bool) {
-        let silent = self.env.clock.now().since(Instant(self.contacted.load(Ordering::Relaxed)));
+        let silent = self.env.clock.now().since(Instant(self.contacted.load(Relaxed)));
         // Without requests it answers once in each period.
-        let usual =
-            if self.asking.load(Ordering::Relaxed) > 0 { Duration::ZERO } else { self.keep_alive_period() };
+        let usual = if self.asking.load(Relaxed) > 0 { Duration::ZERO } else { self.keep_alive_period() };
         (self.channel.clone(), silent > usual + LATE)
     }
 
+    /// To be called once, before the first request.
     pub fn set_holder(&self, holder: Weak<dyn Holder>) {
-        *self.holder.lock().expect("no holder panics") = Some(holder);
+        assert!(self.holder.set(holder).is_ok(), "a session has one holder of leases");
+    }
+    fn holder(&self) -> Option<Arc<dyn Holder>> {
+        self.holder.get().and_then(Weak::upgrade)
     }
 
-    pub fn holder(&self) -> Option<Arc<dyn Holder>> {
-        self.holder.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
+    /// The end of a call that begins now.
+    pub fn deadline(&self) -> Instant {
+        self.env.clock.now() + self.patience
     }
 
     /// Whether the leader must be asked for each open by the superuser.
     pub fn opens_asked(&self) -> bool {
-        self.opens_asked.load(Ordering::Relaxed)
+        self.opens_asked.load(Relaxed)
     }
 
     /// Whether a reply of the leader arrived within the lease term.
@@ -175,8 +184,8 @@ impl Session {
         self.env.clock.now() < self.leases_hold_until()
     }
     pub fn leases_hold_until(&self) -> Instant {
-        let term_ms = self.lease_ms.load(Ordering::Relaxed);
-        Instant(self.contacted.load(Ordering::Relaxed))
+        let term_ms = self.lease_ms.load(Relaxed);
+        Instant(self.contacted.load(Relaxed))
             + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
     }
     /// Waits until the leader has been silent for so long that it may have declared this client dead.
@@ -194,9 +203,9 @@ impl Session {
     /// A live connection on which the session is resumed.
     pub async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
         if let Some(connection) = self.channel.current()
-            && connection.id() == self.ready_connection.load(Ordering::Acquire)
+            && connection.id() == self.ready_connection.load(Acquire)
         {
-            return Ok((connection, SessionId(self.session.load(Ordering::Acquire))));
+            return Ok((connection, SessionId(self.session.load(Acquire))));
         }
         let turn = self.env.clock.timeout(self.left(deadline), self.established.lock()).await;
         let mut established = turn.map_err(|_| self.channel.why_unreachable())?;
@@ -209,161 +218,34 @@ impl Session {
         let session = self.take_up(&connection, established.session, deadline).await?;
         established.connection = Some(connection.id());
         established.session = Some(session);
-        self.session.store(session.0, Ordering::Release);
-        self.ready_connection.store(connection.id(), Ordering::Release);
+        self.session.store(session.0, Release);
+        self.ready_connection.store(connection.id(), Release);
         Ok((connection, session))
-    }
-
-    /// Resumes the session on a new connection, or opens a new one.
-    async fn take_up(
-        &self,
-        connection: &Connection,
-        old: Option<SessionId>,
-        deadline: Instant,
-    ) -> Result<SessionId> {
-        let begun = self.env.clock.now();
-        if let Some(session) = old {
-            match self.resume(connection, session, deadline).await {
-                Ok(lease_ms) => {
-                    self.note_contact(begun, lease_ms);
-                    if let Some(holder) = self.holder() {
-                        holder.taken_up();
-                    }
-                    return Ok(session);
-                }
-                Err(e) if e.kind == ErrorKind::Stale => {
-                    tracing::warn!("session {session} expired: {e}; opening a new one");
-                    if let Some(holder) = self.holder() {
-                        holder.expired();
-                    }
-                }
-                Err(e) => return Err(e.doing("resume the session")),
-            }
-        }
-        let request = SessionOpen {
-            namespace: self.namespace,
-            client: self.client.clone(),
-            process: self.process.clone(),
-        };
-        let (opened, _) = connection
-            .call(&request, vec![], self.left(deadline))
-            .await
-            .map_err(|e: Error| match e.kind {
-                // Returned to a program, this would mean that its file does not exist.
-                ErrorKind::NotFound => {
-                    let context = format!("{}; the namespace was given up: mount again", e.context);
-                    Error { kind: ErrorKind::Damaged, context, ..e }
-                }
-                _ => e,
-            })
-            .map_err(|e| e.doing("open a session"))?;
-        let SessionOpened { session, lease_ms, opens_asked, .. } = opened;
-        self.opens_asked.store(opens_asked, Ordering::Relaxed);
-        // It holds nothing, but files may be open. A client that gets a Write lease before the leader counts
-        // the file as open is missed by a request to all writers.
-        let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
-        if !held.is_empty() {
-            self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
-                // It ended before any request under it: the next try opens another one.
-                ErrorKind::Stale => e.of_kind(ErrorKind::Unavailable).doing("name what is open"),
-                _ => e.doing("name what is open"),
-            })?;
-        }
-        self.note_contact(begun, lease_ms);
-        Ok(session)
-    }
-
-    /// Names the held leases and locks, and reports at once to the holder which could not be kept, even if
-    /// the rest fails: at the next try the leader may grant one again as if nothing had happened. Returns the
-    /// lease term in milliseconds.
-    async fn resume(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<u32> {
-        let leases = async {
-            let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
-            let resumed = self.name_held(connection, session, held, deadline).await?;
-            if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
-                holder.lost(resumed.lost);
-            }
-            Ok(resumed.lease_ms)
-        };
-        let locks = self.holder().map_or_else(Vec::new, |h| h.held_locks());
-        if locks.is_empty() {
-            // In parallel: with a distant leader, each answer takes a good part of the time for which it
-            // waits.
-            let (named, lease_ms) =
-                tokio::join!(self.name_locks(connection, session, locks, deadline), leases);
-            return named.and(lease_ms);
-        }
-        // Locks first: the leases' last message ends the leader's wait for this client.
-        self.name_locks(connection, session, locks, deadline).await?;
-        leases.await
-    }
-
-    /// Leases, opens and quota reservations, in as many messages as needed.
-    async fn name_held(
-        &self,
-        connection: &Connection,
-        session: SessionId,
-        mut held: Vec<HeldLease>,
-        deadline: Instant,
-    ) -> Result<SessionResumed> {
-        while held.len() > HELD_MAX {
-            let part = SessionResume { session, held: held.split_off(held.len() - HELD_MAX), more: true };
-            connection.call(&part, vec![], self.left(deadline)).await?;
-        }
-        let reservations = self.holder().map_or_else(Vec::new, |h| h.held_reservations());
-        if !reservations.is_empty() {
-            let named = ReclaimSpace { session, held: reservations.clone() };
-            match connection.call(&named, vec![], self.left(deadline)).await {
-                Err(e) if e.kind == ErrorKind::Unsupported => {
-                    // A leader of an older program: it knows volumes only.
-                    let named = ReclaimReservations { session, held: by_volume(&reservations) };
-                    connection.call(&named, vec![], self.left(deadline)).await?;
-                }
-                done => drop(done?),
-            }
-        }
-        let last = SessionResume { session, held, more: false };
-        connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)
-    }
-
-    async fn name_locks(
-        &self,
-        connection: &Connection,
-        session: SessionId,
-        mut held: Vec<HeldLock>,
-        deadline: Instant,
-    ) -> Result<()> {
-        while held.len() > RECLAIM_MAX {
-            let part = ReclaimLocks { session, held: held.split_off(held.len() - RECLAIM_MAX), more: true };
-            connection.call(&part, vec![], self.left(deadline)).await?;
-        }
-        let last = ReclaimLocks { session, held, more: false };
-        let (reclaimed, _) = connection.call(&last, vec![], self.left(deadline)).await?;
-        if let Some(holder) = self.holder().filter(|_| !reclaimed.lost.is_empty()) {
-            holder.lost_locks(reclaimed.lost);
-        }
-        Ok(())
     }
 
     /// For how long, since `begun`, the leader has not answered, beyond the pauses in which it is not asked.
     pub fn silent_for(&self, begun: Instant) -> Duration {
-        let contacted = Instant(self.contacted.load(Ordering::Relaxed));
+        let contacted = Instant(self.contacted.load(Relaxed));
         self.env.clock.now().since(contacted.max(begun)).saturating_sub(self.keep_alive_period())
     }
 
     fn note_contact(&self, begun: Instant, lease_ms: u32) {
-        self.lease_ms.store(u64::from(lease_ms), Ordering::Relaxed);
-        self.contacted.fetch_max(begun.0, Ordering::Relaxed);
+        self.lease_ms.store(u64::from(lease_ms), Relaxed);
+        self.contacted.fetch_max(begun.0, Relaxed);
     }
 
-    /// Asks until there is an answer or the deadline passes. For requests that change nothing, or may happen
+    /// Asks until there is an answer or the patience ends. For requests that change nothing, or may happen
     /// twice.
-    pub async fn ask<R: Request>(
+    pub async fn ask<R: ToLeader>(&self, make: impl Fn(SessionId) -> R) -> Result<R::Reply> {
+        self.ask_until(self.deadline(), make).await
+    }
+
+    pub async fn ask_until<R: ToLeader>(
         &self,
         deadline: Instant,
         make: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
-        self.births_first::<R>(deadline).await?;
+        self.report_before::<R>(deadline).await?;
         let _asking = Asking::begin(&self.asking);
         let mut retry = Retry::jittered(&self.env, RETRY, deadline);
         loop {
@@ -379,81 +261,63 @@ impl Session {
     }
 
     /// Asks once: for requests whose answer must not get lost without the sender's knowing.
-    pub async fn once<R: Request>(
+    pub async fn ask_once<R: ToLeader>(
         &self,
         deadline: Instant,
         make: &impl Fn(SessionId) -> R,
     ) -> Result<R::Reply> {
-        self.births_first::<R>(deadline).await?;
+        self.report_before::<R>(deadline).await?;
         let (connection, session) = self.ready(deadline).await?;
         self.send(&connection, &make(session), deadline).await
     }
 
-    /// Changes the number of creates and removals that the leader does not know of yet.
-    pub fn note_unborn(&self, more: i64) {
-        self.unborn.fetch_add(more, Ordering::AcqRel);
-    }
-    /// A request may be about files that the leader does not know of, or about their directories.
-    async fn births_first<R: Request>(&self, deadline: Instant) -> Result<()> {
-        let reports = [CreateMany::METHOD, RemoveMany::METHOD, KeepAlive::METHOD];
-        let of_volumes = [ReserveSpace::METHOD, ReserveQuota::METHOD, GetWriteFloors::METHOD];
-        // It has waited for those of its directory.
-        let is_mkdir = R::METHOD == MkdirWithNames::METHOD;
-        let is_exempt = is_mkdir || reports.contains(&R::METHOD) || of_volumes.contains(&R::METHOD);
-        if is_exempt || self.unborn.load(Ordering::Acquire) == 0 {
+    /// Reports local changes of names, if the request declares that it follows them.
+    async fn report_before<R: ToLeader>(&self, deadline: Instant) -> Result<()> {
+        if R::ORDERING < Ordering::AfterNames {
             return Ok(());
         }
-        match self.holder() {
-            Some(holder) => holder.births_first(deadline).await,
+        match self.holder().and_then(|holder| holder.report_names(deadline)) {
+            Some(reported) => reported.await,
             None => Ok(()),
         }
     }
 
-    /// Sends once, on this connection.
-    pub async fn send<R: Request>(
+    /// Sends once, on this connection, after the map of the last write if the request declares that. It may
+    /// have to wait for that map as long as the coordinator is unreachable.
+    pub async fn send<R: ToLeader>(
         &self,
         connection: &Connection,
         request: &R,
         deadline: Instant,
     ) -> Result<R::Reply> {
-        while let Some(map_version) = self.maps.unreported() {
-            let session = SessionId(self.session.load(Ordering::Acquire));
+        while let Some(map_version) = self.maps.unreported().filter(|_| R::ORDERING >= Ordering::AfterMap) {
+            let session = SessionId(self.session.load(Acquire));
             connection.call(&NoteMap { session, map_version }, vec![], self.left(deadline)).await?;
             self.maps.note_reported(map_version);
         }
-        self.send_at_once(connection, request, deadline).await
-    }
-
-    /// The same for requests that do not concern files: before the leader knows under which cluster map this
-    /// client has written. It may have to wait for that map as long as the coordinator is unreachable.
-    async fn send_at_once<R: Request>(
-        &self,
-        connection: &Connection,
-        request: &R,
-        deadline: Instant,
-    ) -> Result<R::Reply> {
         let begun = self.env.clock.now();
-        self.counters.asked.fetch_add(1, Ordering::Relaxed);
+        self.counters.asked.fetch_add(1, Relaxed);
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
-        self.contacted.fetch_max(begun.0, Ordering::Relaxed);
+        self.contacted.fetch_max(begun.0, Relaxed);
         Ok(reply)
-    }
-
-    fn alive(&self, session: SessionId) -> KeepAlive {
-        KeepAlive { session, saved: self.counters.wire_sent_bytes.load(Ordering::Relaxed) }
     }
 
     /// Returns when the leader knows under which cluster map this client has written: before the write is
     /// acknowledged.
-    pub async fn settle_maps(&self, deadline: Instant) -> Result<()> {
-        match self.maps.unreported() {
-            Some(_) => self.ask(deadline, |session| self.alive(session)).await,
-            None => Ok(()),
+    pub async fn report_map(&self, deadline: Instant) -> Result<()> {
+        while let Some(map_version) = self.maps.unreported() {
+            self.ask_until(deadline, |session| NoteMap { session, map_version }).await?;
+            self.maps.note_reported(map_version);
         }
+        Ok(())
+    }
+
+    fn alive(&self, session: SessionId) -> KeepAlive {
+        KeepAlive { session, saved: self.counters.wire_sent_bytes.load(Relaxed) }
     }
 
     /// Pauses if another try can help; otherwise returns the error. `under`: the session of the request.
-    pub async fn again_or(
+    async fn again_or(
         &self,
         e: Error,
         under: Option<SessionId>,
@@ -490,12 +354,12 @@ impl Session {
     /// one.
     async fn ask_for_session(&self, deadline: Instant) -> Result<SessionId> {
         let (connection, session) = self.ready(deadline).await?;
-        let known = self.send_at_once(&connection, &self.alive(session), deadline).await;
+        let known = self.send(&connection, &self.alive(session), deadline).await;
         if known.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
             let mut established = self.established.lock().await;
             // Several tasks may find it gone: the session that the first one has opened since stays.
             if established.session == Some(session) {
-                self.ready_connection.store(u64::MAX, Ordering::Release);
+                self.ready_connection.store(u64::MAX, Release);
                 established.connection = None;
             }
         }
@@ -503,12 +367,12 @@ impl Session {
     }
 
     pub fn keep_alive_period(&self) -> Duration {
-        Duration::from_millis(self.lease_ms.load(Ordering::Relaxed).max(30)) / 3
+        Duration::from_millis(self.lease_ms.load(Relaxed).max(30)) / 3
     }
 
     /// Whether requests can be sent at once, on the connection of the last ones.
     pub fn is_taken_up(&self) -> bool {
-        let ready = self.ready_connection.load(Ordering::Acquire);
+        let ready = self.ready_connection.load(Acquire);
         self.channel.current().is_some_and(|connection| connection.id() == ready)
     }
 
@@ -559,26 +423,33 @@ impl Session {
         }
     }
 
+    /// False: the client is shutting down already.
+    pub fn begin_closing(&self) -> bool {
+        !self.closing.swap(true, AcqRel)
+    }
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Acquire)
+    }
     pub async fn close(&self, deadline: Instant) -> Result<()> {
-        let closed = self.once(deadline, &|session| SessionClose { session }).await;
+        let closed = self.ask_once(deadline, &|session| SessionClose { session }).await;
         if closed.as_ref().is_ok() || closed.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
-            self.session.store(0, Ordering::Release);
+            self.session.store(0, Release);
         }
         closed
     }
     /// The session, unless it was closed.
     pub fn unclosed(&self) -> Option<SessionId> {
-        Some(SessionId(self.session.load(Ordering::Acquire))).filter(|session| session.0 > 0)
+        Some(SessionId(self.session.load(Acquire))).filter(|session| session.0 > 0)
     }
     /// Closes another session of this process.
-    pub async fn close_other(&self, session: SessionId, deadline: Instant) -> Result<()> {
-        self.ask(deadline, |_| SessionClose { session }).await
+    pub async fn close_other(&self, session: SessionId) -> Result<()> {
+        self.ask(|_| SessionClose { session }).await
     }
 }
 
 /// Names the request that failed, except for a refusal: the leader's text names it already, and goes to the
 /// user.
-pub fn named<R: Request>(e: Error) -> Error {
+fn named<R: ToLeader>(e: Error) -> Error {
     match e.kind {
         ErrorKind::Stale
         | ErrorKind::Unavailable
@@ -595,13 +466,4 @@ pub fn named<R: Request>(e: Error) -> Error {
         | ErrorKind::Unsupported
         | ErrorKind::OverQuota => e,
     }
-}
-
-/// Reservations of all accounts of a volume together.
-fn by_volume(held: &[HeldSpace]) -> Vec<HeldReservation> {
-    let mut sums: BTreeMap<VolumeId, u64> = BTreeMap::new();
-    for HeldSpace { account, bytes } in held {
-        *sums.entry(account.volume).or_default() += bytes;
-    }
-    sums.into_iter().map(|(volume, bytes)| HeldReservation { volume, bytes }).collect()
 }
