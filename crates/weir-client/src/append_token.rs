@@ -9,7 +9,8 @@
 //! `growing`, then the append token, then `flushing`.
 use crate::api::{SetAttrs, Stat};
 use crate::direct::CommitExtra;
-use crate::inner::{Inner, OpenFile};
+use crate::handles::OpenFile;
+use crate::inner::Inner;
 use crate::inode::{Inline, Inode, Wish};
 use crate::plan::Occasion;
 use crate::write::{TRIES_MAX, Way, end_of};
@@ -32,7 +33,7 @@ impl Inner {
     pub async fn append_step(&self, file: &OpenFile, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
         let growing = inode.growing.lock().await;
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         let mut last = None;
         for _ in 0..TRIES_MAX {
             if self.prepare_write(inode, None, data.len()).await? == Way::Direct {
@@ -212,7 +213,7 @@ impl Inner {
     async fn take_append_token(&self, inode: &Inode) -> Result<Option<Bytes>> {
         let ino = inode.ino;
         loop {
-            let revoke_clock = self.revoke_clock();
+            let revoke_clock = self.inodes.revoke_clock();
             let taken = self.leader.ask(|session| TakeAppendToken { session, ino }).await;
             {
                 // Only now: a resume that named the token before it was held could hold it together with
@@ -228,7 +229,7 @@ impl Inner {
                 Err(e) => return self.end_token(inode, Err(e)).await,
             };
             let mut st = inode.lock();
-            self.apply_to(&mut st, &taken.entry, revoke_clock);
+            self.inodes.apply_to(&mut st, &taken.entry, revoke_clock);
             if !st.is_dirty() || st.inline == Inline::Unknown {
                 st.inline = taken.data.clone().map_or(Inline::No, Inline::Yes);
             }

@@ -10,6 +10,7 @@ use crate::inner::Inner;
 use crate::inode::{Birth, Inline, Inode, Limits, MODE_BITS, NO_LIMIT, SET_GID, State};
 use crate::leader::Change;
 use crate::table::births::{Granted, Unreported, What};
+use crate::wall_time;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,11 +40,11 @@ impl Inner {
         mode: NewMode,
         open: OpenMode,
     ) -> Option<Opened> {
-        let may = self.config.local_creates_after.is_some() && open.write && self.leases_hold();
+        let may = self.config.local_creates_after.is_some() && open.write && self.leader.leases_hold();
         if !may || name.len() > NAME_MAX || !self.may_open_unasked(cred.uid) {
             return None;
         }
-        let dir = self.known_inode(parent)?;
+        let dir = self.inodes.known(parent)?;
         let (attr, limits) = {
             let st = dir.lock();
             let attr = self.may_bear(&st, cred, name)?;
@@ -54,9 +55,9 @@ impl Inner {
             let owner = owner_of_new(cred, &attr);
             let (ino, layout, limits) = log.take_number(parent, owner)?;
             let bits = mode.bits & !mode.umask & MODE_BITS;
-            (newborn(ino, bits, owner, layout, self.now()), limits)
+            (newborn(ino, bits, owner, layout, wall_time(&self.env)), limits)
         };
-        let inode = self.inode(attr.ino);
+        let inode = self.inodes.get(attr.ino);
         self.become_newborn(&inode, &attr, limits, open);
         let name = Bytes::copy_from_slice(name);
         let begins = {
@@ -64,7 +65,7 @@ impl Inner {
             if self.may_bear(&st, cred, &name).is_none() || !self.tables.births.lock().is_open(parent) {
                 drop(st);
                 inode.lock().lower_lease(LeaseKind::None);
-                self.remove_unused_inode(&inode);
+                self.inodes.remove_unused(&inode);
                 return None;
             }
             st.names.born(&name, attr.ino);
@@ -77,7 +78,7 @@ impl Inner {
             self.tables.births.lock().push(parent, What::Created, inode.clone(), name, cred)
         };
         self.report_names_soon(parent, begins);
-        Some(self.begun(inode, open, Stat { attr, leased: true }))
+        Some(self.handles.begin(inode, open, Stat { attr, leased: true }))
     }
 
     /// The directory's attributes, if a file of this name may be created there locally.
@@ -90,14 +91,14 @@ impl Inner {
     /// Changes attributes of a file that the leader does not know of yet; `None`: ask the leader.
     pub fn try_set_unborn(&self, cred: &Cred, inode: &Inode, set: &SetAttrs) -> Option<Stat> {
         let mut st = inode.lock();
-        let is_set = self.leases_hold() && st.set_unborn(cred, set, self.now());
+        let is_set = self.leader.leases_hold() && st.set_unborn(cred, set, wall_time(&self.env));
         is_set.then(|| st.lend_stat()).flatten()
     }
 
     fn become_newborn(&self, inode: &Arc<Inode>, attr: &Attr, limits: Limits, open: OpenMode) {
         let lease = Lease { kind: LeaseKind::Write, token_epoch: 1, ..no_lease() };
         let mut st = inode.lock();
-        st.apply(&Entry { attr: attr.clone(), lease }, self.revoke_clock());
+        st.apply(&Entry { attr: attr.clone(), lease }, self.inodes.revoke_clock());
         st.inline = Inline::No;
         st.quota.note_birth(limits);
         st.opens.begin(open.read, open.write);
@@ -108,7 +109,7 @@ impl Inner {
     /// After a create by a message: asks for the lease on the names when it is worth it.
     pub fn note_create(&self, parent: InodeId, cred: &Cred) {
         let Some(after) = self.config.local_creates_after else { return };
-        let Some(dir) = self.known_inode(parent) else { return };
+        let Some(dir) = self.inodes.known(parent) else { return };
         let owner = {
             let st = dir.lock();
             let Some(attr) = &st.attr else { return };
@@ -124,11 +125,11 @@ impl Inner {
     }
 
     async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32, (uid, gid): (u32, u32)) {
-        let (revoke_clock, now) = (self.revoke_clock(), self.now());
+        let (revoke_clock, now) = (self.inodes.revoke_clock(), wall_time(&self.env));
         let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now, uid, gid };
         let leased = self.leader.ask(ask).await;
         if let Ok(leased) = &leased {
-            self.apply(&leased.entry, revoke_clock);
+            self.inodes.apply(&leased.entry, revoke_clock);
         }
         self.take_names(dir, leased.as_ref().ok(), revoke_clock);
         if let Err(e) = leased {
@@ -210,7 +211,7 @@ impl Inner {
     }
 
     async fn report_batch(&self, dir: InodeId, cred: &Cred, batch: &[Unreported], births: Vec<Message>) {
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let make = |op| {
             let mut births = births.clone();
             for (unborn, message) in batch.iter().zip(&mut births) {
@@ -239,7 +240,7 @@ impl Inner {
 
     /// A report failed: what this client believes of the directory may be wrong.
     pub fn doubt_all_names(&self, dir: InodeId) {
-        if let Some(inode) = self.known_inode(dir) {
+        if let Some(inode) = self.inodes.known(dir) {
             self.tables.births.lock().close(dir);
             inode.lock().names.forget_all();
         }
@@ -250,21 +251,21 @@ impl Inner {
             let mut closes = self.tables.closes.lock();
             for unborn in batch {
                 let mut st = unborn.inode.lock();
-                let Some((report, attr)) = st.end_birth(self.tick_revoke_clock()) else { continue };
+                let Some((report, attr)) = st.end_birth(self.inodes.tick_revoke_clock()) else { continue };
                 let content = report.content.as_ref().map(|(content, _)| content.len() as u64);
                 let added = content.map_or(0, |content| st.quota.note_charged(content));
-                self.apply_to(&mut st, &Entry { attr, lease: no_lease() }, revoke_clock);
+                self.inodes.apply_to(&mut st, &Entry { attr, lease: no_lease() }, revoke_clock);
                 let reads = report.open_read.saturating_sub(st.opens.for_reading());
                 let writes = report.open_write.saturating_sub(st.opens.for_writing());
                 if reads + writes > 0 {
                     closes.add(unborn.inode.ino, reads, writes);
                 }
                 self.end_commit(&mut st, None, added); // that of the batch ends after its last file
-                self.forget_if_saved(unborn.inode.ino, &st);
+                self.inodes.forget_if_saved(unborn.inode.ino, &st);
             }
             closes.alarm(false)
         };
-        self.apply_attr(&created.parent_attr, revoke_clock);
+        self.inodes.apply_attr(&created.parent_attr, revoke_clock);
         self.report_closes_soon(alarm);
     }
 
@@ -273,7 +274,7 @@ impl Inner {
         let name = String::from_utf8_lossy(&unborn.name).into_owned();
         let what = format!("file {ino} ({name:?}) was not made durable");
         let e = why.clone().of_kind(ErrorKind::Io).doing(what);
-        self.note_loss(ino, &e);
+        self.losses.note(ino, &e);
         self.tables.births.lock().note_lost(dir, e.clone());
         let mut st = unborn.inode.lock();
         st.birth = Birth::Lost(e.clone());
@@ -281,7 +282,7 @@ impl Inner {
         st.fail(e);
         st.lower_lease(LeaseKind::None);
         self.settle_reservation(&mut st);
-        self.forget_dirty(ino);
+        self.inodes.forget_dirty(ino);
         drop(st);
         unborn.inode.changed.notify_waiters();
     }
@@ -330,7 +331,7 @@ impl Inner {
 
     /// Returns when the leader knows of the file.
     pub async fn await_birth(&self, inode: &Inode) -> Result<()> {
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         loop {
             let changed = inode.changed.notified();
             match &inode.lock().birth {
@@ -351,14 +352,14 @@ impl Inner {
 
     /// Makes all files that were created in the directory before durable.
     pub async fn sync_names(&self, dir: InodeId) -> Result<()> {
-        self.settle_births(Some(dir), self.deadline()).await?;
+        self.settle_births(Some(dir), self.leader.deadline()).await?;
         self.tables.births.lock().take_lost(dir).map_or(Ok(()), Err)
     }
 
     /// The lease on a directory's names is about to be returned.
     pub async fn return_names(&self, dir: InodeId) {
         let pending = self.tables.births.lock().close(dir);
-        while pending && self.settle_births(Some(dir), self.deadline()).await.is_err() {}
+        while pending && self.settle_births(Some(dir), self.leader.deadline()).await.is_err() {}
     }
 }
 

@@ -29,7 +29,7 @@ impl Callbacks {
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
         Handled::Later(Box::pin(async move {
             if let Some(inode) =
-                client.known_inode(asked.ino).filter(|inode| client.is_open_for_writing(inode))
+                client.inodes.known(asked.ino).filter(|inode| client.is_open_for_writing(inode))
             {
                 let root = Cred { uid: 0, gid: 0, groups: vec![0] };
                 client.evict_own(&root, &inode, asked.from, asked.to).await?;
@@ -76,8 +76,8 @@ impl Service for Callbacks {
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
         // The clock orders this revoke among the replies around it: its tick is taken here, in the order of
         // arrival.
-        let inode = client.inode(revoke.ino);
-        let revoke_clock = client.tick_revoke_clock();
+        let inode = client.inodes.get(revoke.ino);
+        let revoke_clock = client.inodes.tick_revoke_clock();
         inode.lock().mark_revoked(revoke_clock, revoke.keep);
         Handled::Later(Box::pin(async move {
             client.revoke(&inode, revoke.keep).await;

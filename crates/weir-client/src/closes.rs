@@ -10,7 +10,8 @@
 //! lease no close is delayed. A file with unsaved or in-doubt bytes stays open for the leader, so that it is
 //! recovered if this client dies.
 use crate::api::{OpenMode, Stat};
-use crate::inner::{Inner, OpenFile};
+use crate::handles::OpenFile;
+use crate::inner::Inner;
 use crate::inode::{Birth, Inode};
 use crate::table::closes::{Alarm, Noted};
 use std::time::Duration;
@@ -27,8 +28,8 @@ impl Inner {
     pub fn count_from(&self, connection: u64) -> Vec<HeldLease> {
         let mut noted = self.tables.closes.lock();
         noted.begin(connection);
-        let revoke_clock = self.mark_named();
-        let held = self.all_inodes().into_iter().filter_map(|inode| {
+        let revoke_clock = self.inodes.mark_named();
+        let held = self.inodes.all().into_iter().filter_map(|inode| {
             let mut st = inode.lock();
             st.lease.mark_named(revoke_clock);
             if matches!(st.birth, Birth::Unsent | Birth::Lost(_)) {
@@ -76,7 +77,7 @@ impl Inner {
     /// An open for reading under a lease, of a file that the leader still counts as open: it needs no
     /// message, and is counted here.
     pub fn reopen(&self, inode: &Inode) -> Option<Stat> {
-        if !self.leases_hold() {
+        if !self.leader.leases_hold() {
             return None;
         }
         let mut noted = self.tables.closes.lock();
@@ -146,7 +147,7 @@ impl Inner {
     }
 
     async fn report_closes_as(&self, reporter: Reporter) {
-        let (deadline, mut tries) = (self.deadline(), 0);
+        let (deadline, mut tries) = (self.leader.deadline(), 0);
         while tries < TRIES_MAX {
             let Ok((connection, session)) = self.leader.ready(deadline).await else { break };
             let files = {
@@ -157,7 +158,7 @@ impl Inner {
                 }
                 noted.end_alarm();
                 let files =
-                    noted.take(|ino| self.known_inode(ino).is_some_and(|inode| inode.lock().is_kept_open()));
+                    noted.take(|ino| self.inodes.known(ino).is_some_and(|inode| inode.lock().is_kept_open()));
                 if files.is_empty() {
                     // Under the same lock: a close that is noted now has its own alarm.
                     return reporter.ends(&mut noted);

@@ -3,6 +3,7 @@
 //! Invariants: a write returns only when every live member of the group's newest map has it, and written data
 //! carries the mask of the members that lack it; fewer than k current members is an error that names the
 //! stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
+mod flight;
 mod full;
 mod gate;
 mod merge;
@@ -11,6 +12,7 @@ mod round;
 mod state;
 mod truncate;
 
+pub use crate::group::StripeRef;
 use crate::join::join_all;
 use crate::maps::MapsSeen;
 use crate::member::Latencies;
@@ -18,6 +20,8 @@ use crate::status::Counters;
 use crate::waits::Waits;
 use crate::window::Ended;
 use bytes::Bytes;
+use flight::Flight;
+pub use flight::STRIPE_PARTS;
 use gate::Gates;
 pub use gate::{Departure, Departures};
 use std::collections::BTreeMap;
@@ -34,7 +38,8 @@ use weir_proto::data::{
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme, TargetState};
 use weir_proto::{
-    CellId, Epoch, Error, ErrorKind, FileId, PgId, Request, Result, Seq, TargetId, Version, checksum,
+    Epoch, Error, ErrorKind, FileId, InodeId, NamespaceId, PgId, Request, Result, Seq, TargetId, Version,
+    checksum,
 };
 use weir_rpc::{Answered, Payload};
 
@@ -65,6 +70,8 @@ pub struct Data {
     pub env: Env,
     pub cluster: Cluster,
     pub counters: Arc<Counters>,
+    namespace: NamespaceId,
+    pub flight: Flight,
     maps: Arc<MapsSeen>,
     /// Reads that are decoded from other members because an answer is late.
     pub hedges: Semaphore,
@@ -77,46 +84,6 @@ pub struct Data {
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
     /// Groups in which a full member refused a write.
     full: Mutex<BTreeMap<PgId, full::FullGroup>>,
-}
-
-/// A stripe of a file, and the deadline of the work on it.
-#[derive(Clone, Copy, Debug)]
-pub struct StripeRef {
-    pub file: FileId,
-    pub layout: Layout,
-    pub stripe: u64,
-    pub deadline: Instant,
-    /// The write floor of its volume; 0: none.
-    pub floor: u8,
-}
-
-impl StripeRef {
-    pub fn cell(&self, index: usize) -> CellId {
-        CellId { file: self.file, stripe: self.stripe, index: index as u8 }
-    }
-    pub fn scheme(&self) -> Scheme {
-        self.layout.scheme
-    }
-    pub fn k(&self) -> usize {
-        usize::from(self.scheme().data)
-    }
-    /// Fewest current members of its group for a change.
-    pub fn needed(&self) -> usize {
-        usize::from(self.floor).min(self.scheme().width()).max(self.k())
-    }
-}
-impl std::fmt::Display for StripeRef {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let first = self.layout.stripe_start(self.stripe);
-        write!(
-            f,
-            "stripe {} of file {} (bytes {first} to {}) on {}",
-            self.stripe,
-            self.file,
-            first.saturating_add(self.layout.stripe_bytes()),
-            self.layout.pg_of_stripe(self.stripe)
-        )
-    }
 }
 
 /// One fragment, ready to send.
@@ -202,13 +169,21 @@ pub fn is_unreachable(e: &Error) -> bool {
 }
 
 impl Data {
-    pub fn new(env: Env, cluster: Cluster, counters: Arc<Counters>, maps: Arc<MapsSeen>) -> Data {
+    pub fn new(
+        env: Env,
+        cluster: Cluster,
+        namespace: NamespaceId,
+        counters: Arc<Counters>,
+        maps: Arc<MapsSeen>,
+    ) -> Data {
         Data {
             waits: Waits::new(&env),
             gates: Gates::new(&env),
             env,
             cluster,
             counters,
+            namespace,
+            flight: Flight::default(),
             maps,
             hedges: Semaphore::new(HEDGES_MAX),
             latencies: Mutex::default(),
@@ -216,6 +191,14 @@ impl Data {
             losses: Mutex::default(),
             full: Mutex::default(),
         }
+    }
+
+    /// An object's bytes on targets.
+    pub fn file_id(&self, object: InodeId) -> FileId {
+        FileId { namespace: self.namespace, inode: object }
+    }
+    pub fn stripe(&self, object: InodeId, layout: Layout, stripe: u64, deadline: Instant) -> StripeRef {
+        StripeRef { file: self.file_id(object), layout, stripe, deadline, floor: 0 }
     }
 
     pub fn coder(&self, scheme: Scheme) -> Result<Arc<Coder>> {

@@ -3,13 +3,15 @@
 //! Invariant: bytes that were sent and may be on targets are reported to the leader, or noted as still to be
 //! reported; they are sent again if the file got another object, or was truncated, while they were in flight.
 use crate::data::{FULL_PATIENCE, Overlay, StripeRef};
-use crate::inner::{Inner, OpenFile, layout_of};
+use crate::handles::OpenFile;
+use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::join::join_all;
 use crate::leader::Change;
 use crate::lease::DirectSend;
 use crate::plan::Occasion;
 use crate::reservations::DirectReservation;
+use crate::wall_time;
 use crate::write::end_of;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -130,7 +132,7 @@ impl Inner {
                 && st.direct.commit_at().is_some_and(|at| now.since(at) < TIME_COMMIT_PERIOD)
         };
         if reported {
-            self.note_dirty(inode.ino); // write-back reports it
+            self.inodes.note_dirty(inode.ino); // write-back reports it
         } else {
             let extra = CommitExtra::Nothing;
             let is_elsewhere =
@@ -194,7 +196,7 @@ impl Inner {
             let mut st = inode.lock();
             st.pages.note_change();
             st.changed.add(offset, end);
-            self.cache().remove(inode.ino, offset, end);
+            self.memory.cache().remove(inode.ino, offset, end);
         }
         if let Err(e) = sent {
             self.report_left_behind(inode, end).await;
@@ -220,12 +222,12 @@ impl Inner {
             let request = self.commit_request(&st, inode.ino, 0, false, None);
             Commit { data_end, changed, drop_inline: false, ..request }
         };
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         match self.leader.change(Change::repeatable(), |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => {
                 let mut st = inode.lock();
                 st.write.note_reported(end);
-                self.apply_to(&mut st, &entry, revoke_clock);
+                self.inodes.apply_to(&mut st, &entry, revoke_clock);
             }
             // Fenced: the client that truncated the file has dropped it; or it was removed.
             Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => {
@@ -243,7 +245,7 @@ impl Inner {
                 st.changed.put_back(&commit.changed);
                 let pending = st.direct.are_pending() || st.opens.is_for_writing();
                 st.direct.note_pending(pending);
-                self.note_dirty(inode.ino);
+                self.inodes.note_dirty(inode.ino);
             }
         }
     }
@@ -287,7 +289,7 @@ impl Inner {
         under: Option<u32>,
         (extra, reservation): (CommitExtra, Option<DirectReservation<'_>>),
     ) -> Result<u32> {
-        let mtime = self.now();
+        let mtime = wall_time(&self.env);
         let _under_way = self.begin_direct(inode, u64::MAX, u64::MAX).await;
         let commit = {
             let mut st = inode.lock();
@@ -315,10 +317,10 @@ impl Inner {
                 changed,
             }
         };
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
         let committing = self.tables.reservations.committing(limited).await;
-        let (deadline, make) = (self.deadline(), |op| Commit { op, ..commit.clone() });
+        let (deadline, make) = (self.leader.deadline(), |op| Commit { op, ..commit.clone() });
         let reported = match extra {
             CommitExtra::Appended => self.leader.change(Change::once().until(deadline), make).await,
             _ => self.leader.change(Change::repeatable().until(deadline), make).await,
@@ -334,7 +336,7 @@ impl Inner {
         };
         let mut st = inode.lock();
         let added = self.note_committed(&mut st, &entry);
-        self.apply_to(&mut st, &entry, revoke_clock);
+        self.inodes.apply_to(&mut st, &entry, revoke_clock);
         match reservation {
             Some(reservation) => reservation.end(&mut st, committing, added),
             None => self.end_commit(&mut st, committing, added),
@@ -376,12 +378,12 @@ impl Inner {
             let overlay = Overlay { index: p.cell, offset: p.offset, len: p.len, payload };
             by_stripe.entry(p.stripe).or_default().push(overlay);
         }
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         let full_until = deadline.min(self.env.clock.now() + FULL_PATIENCE);
         let calls: Vec<BoxFuture<'_, Result<()>>> = by_stripe
             .iter()
             .map(|(stripe, overlays)| {
-                let s = StripeRef { floor, ..self.stripe_ref(object, layout, *stripe, deadline) };
+                let s = StripeRef { floor, ..self.data.stripe(object, layout, *stripe, deadline) };
                 Box::pin(self.data.write_overlays_around_full(s, token_epoch, overlays, full_until))
                     as BoxFuture<'_, _>
             })

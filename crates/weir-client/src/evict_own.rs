@@ -101,13 +101,13 @@ impl Inner {
             let why = format!("inode {} is not evicted: it is being written, or by others, too", inode.ino);
             return Err(Error::name(NameRule::Busy, why));
         };
-        let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
+        let (revoke_clock, ino) = (self.inodes.revoke_clock(), inode.ino);
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under };
         let asked = self.leader.change(Change::repeatable(), ask).await;
         match &asked {
             Ok(evicted) => {
                 self.counters.own_evictions.fetch_add(1, Relaxed);
-                self.apply_unasked(&mut inode.lock(), &evicted.entry, revoke_clock);
+                self.inodes.apply_unasked(&mut inode.lock(), &evicted.entry, revoke_clock);
             }
             Err(e) => self.make_sure_it_stays(inode, e).await,
         }

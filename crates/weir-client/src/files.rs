@@ -3,14 +3,14 @@
 //! Invariants: a handle reports every write error of its lifetime exactly once; a close commits; the leader's
 //! count of opens matches the open files of this client.
 use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
-use crate::inner::{Inner, OpenFile};
+use crate::handles::OpenFile;
+use crate::inner::Inner;
 use crate::inode::{Inline, Inode};
 use crate::leader::Change;
 use crate::plan::Occasion;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use weir_proto::meta::{Create, CreateNameless, Cred, Entry, Open};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
@@ -36,7 +36,7 @@ impl Inner {
         if let Some(opened) = self.try_birth(cred, parent, name, mode, open) {
             return Ok(opened);
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
         let make = |op| Create {
@@ -51,10 +51,10 @@ impl Inner {
         };
         let created = change
             .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
-        let stat = self.apply(&created.entry, revoke_clock);
+        let stat = self.inodes.apply(&created.entry, revoke_clock);
         let ino = stat.attr.ino;
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
-        let inode = self.inode(ino);
+        let inode = self.inodes.get(ino);
         if open.write {
             inode.lock().quota.note_lease(&created.entry);
         }
@@ -95,17 +95,17 @@ impl Inner {
             open: bits,
         };
         loop {
-            let revoke_clock = self.revoke_clock();
+            let revoke_clock = self.inodes.revoke_clock();
             let tries = AtomicU32::new(0);
             let entry = self.leader.change(Change::once().counting(&tries), make).await?;
-            let stat = self.apply(&entry, revoke_clock);
-            let inode = self.inode(stat.attr.ino);
+            let stat = self.inodes.apply(&entry, revoke_clock);
+            let inode = self.inodes.get(stat.attr.ino);
             inode.lock().inline = Inline::No;
             let opened = self.opened(inode, open, stat)?;
             // A resume on a new connection did not name the file and thereby closed it before this answer was
             // received.
             if tries.into_inner() > 1
-                && let Err(e) = self.refresh(&self.handle(opened.handle)?.inode).await
+                && let Err(e) = self.refresh(&self.handles.get(opened.handle)?.inode).await
             {
                 let _ = self.release(opened.handle).await; // nothing to save
                 if e.kind == ErrorKind::Stale {
@@ -119,13 +119,13 @@ impl Inner {
 
     async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
         let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
-        let file = self.handle(opened.handle)?;
+        let file = self.handles.get(opened.handle)?;
         self.set_size(cred, &file.inode, Some(&file), &set, 0).await.map(|_| ())
     }
 
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
-        let inode = self.inode(ino);
-        let revoke_clock = self.revoke_clock();
+        let inode = self.inodes.get(ino);
+        let revoke_clock = self.inodes.revoke_clock();
         let _grows = if open.truncate { Some(inode.growing.lock().await) } else { None };
         let _one = match open.truncate {
             true => {
@@ -151,7 +151,7 @@ impl Inner {
         if open.truncate {
             self.truncate_local(&inode, 0, sent_end, true);
         }
-        let stat = self.apply(&answer.entry, revoke_clock);
+        let stat = self.inodes.apply(&answer.entry, revoke_clock);
         if open.write {
             inode.lock().quota.note_lease(&answer.entry);
         }
@@ -167,9 +167,9 @@ impl Inner {
     /// Opens a file for reading without a message, under its lease, if the leader still counts it as open.
     /// The caller has checked that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
-        let inode = self.known_inode(ino).filter(|_| open == OpenMode::READ)?;
+        let inode = self.inodes.known(ino).filter(|_| open == OpenMode::READ)?;
         let stat = self.reopen(&inode)?;
-        Some(self.begun(inode, open, stat))
+        Some(self.handles.begin(inode, open, stat))
     }
 
     /// Inline bytes from a reply, unless newer ones are known.
@@ -186,44 +186,21 @@ impl Inner {
             let mut st = inode.lock();
             st.opens.begin(open.read, open.write);
         }
-        Ok(self.begun(inode, open, stat))
-    }
-
-    /// A handle of an open that the leader has counted.
-    pub fn begun(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Opened {
-        let (errors, kernel_cache, old_pages) = {
-            let st = inode.lock();
-            // The client does not see a read from pages: if one would change the access time, the pages are
-            // dropped, too.
-            let unseen = open.read && self.awaits_access(&st);
-            (st.errors.count(), st.lease.is_held(), st.pages.may_hold_old() || unseen)
-        };
-        let handle = self.open_handle(inode, open, kernel_cache, errors);
-        Opened { handle, stat, kernel_cache, old_pages }
+        Ok(self.handles.begin(inode, open, stat))
     }
 
     pub async fn fsync(&self, handle: Handle) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         self.save(&file, Occasion::Growing).await
     }
 
     pub async fn fdatasync(&self, handle: Handle) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         self.save(&file, Occasion::DataOnly).await
     }
 
-    pub fn set_opener(&self, handle: Handle, thread: u32) {
-        if let Ok(file) = self.handle(handle) {
-            file.opener.store(thread, Ordering::Relaxed);
-        }
-    }
-    pub fn opener(&self, handle: Handle) -> Option<u32> {
-        let file = self.handle(handle).ok().filter(|file| file.mode.write)?;
-        Some(file.opener.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
-    }
-
     pub async fn flush_handle(&self, handle: Handle) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         if !file.mode.write {
             return Ok(());
         }
@@ -243,11 +220,7 @@ impl Inner {
     }
 
     pub async fn release(&self, handle: Handle) -> Result<()> {
-        let file = self.close_handle(handle)?;
-        if let Some(leases_lost) = file.dropped_pages.get() {
-            let mut st = file.inode.lock();
-            st.pages.note_dropped(*leases_lost);
-        }
+        let file = self.handles.end(handle)?;
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: the next holder of the lock sees them.
         if let Err(e) = self.unlock_handle(handle).await
@@ -263,9 +236,9 @@ impl Inner {
             st.attr.as_ref().is_some_and(|a| a.nlink == 0) && !st.opens.is_open()
         };
         if gone {
-            self.cache().remove_inode(ino);
-            self.forget_dirty(ino);
-            self.remove_unused_inode(&file.inode);
+            self.memory.cache().remove_inode(ino);
+            self.inodes.forget_dirty(ino);
+            self.inodes.remove_unused(&file.inode);
         }
         saved
     }
@@ -281,7 +254,7 @@ impl Inner {
             tracing::error!("shutdown: {e}");
             first_error = Err(e);
         }
-        for inode in self.all_inodes() {
+        for inode in self.inodes.all() {
             if !inode.lock().is_dirty() {
                 continue;
             }
@@ -300,21 +273,11 @@ impl Inner {
         }
         // Without this report the file looks like one whose writer died.
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await;
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_accesses()).await; // unreported ones are lost
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.accesses.report()).await; // unreported ones are lost
         // Everything is saved, or its error is reported: a session that is not closed expires.
         if let Err(e) = self.leader.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");
         }
         first_error
-    }
-
-    /// The open file of a handle, if one is given for that inode.
-    pub fn open_file_of(&self, handle: Option<Handle>, ino: InodeId) -> Result<Option<Arc<OpenFile>>> {
-        let Some(handle) = handle else { return Ok(None) };
-        let file = self.handle(handle)?;
-        if file.inode.ino != ino {
-            return Err(Error::invalid(format!("file handle {} is of another file than {ino}", handle.0)));
-        }
-        Ok(Some(file))
     }
 }

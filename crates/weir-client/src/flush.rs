@@ -8,6 +8,7 @@ use crate::inode::{Inline, Inode, State};
 use crate::leader::Change;
 use crate::plan::Occasion;
 use crate::send::Send;
+use crate::wall_time;
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -113,7 +114,7 @@ impl Inner {
         self.leave_inode(&mut inode.lock(), inode.ino)?;
         let mut sent = self.flush_data(inode, occasion).await;
         if sent.is_ok() {
-            sent = self.leader.report_map(self.deadline()).await;
+            sent = self.leader.report_map(self.leader.deadline()).await;
         }
         let (failed, sent_end) = {
             let st = inode.lock();
@@ -129,7 +130,7 @@ impl Inner {
         }
         inode.check_generation(write_generation)?;
         let clean = occasion == Occasion::Closing;
-        let result = self.commit_now(inode, clean, size, self.deadline()).await;
+        let result = self.commit_now(inode, clean, size, self.leader.deadline()).await;
         self.env.tasks.crash_point(crash_points::FLUSHED);
         let mut st = inode.lock();
         if let Err(e) = &result
@@ -153,10 +154,10 @@ impl Inner {
         st.inline = Inline::No;
         st.leaving.begin(bytes);
         let committed = st.attr.as_ref().map(|a| a.mtime);
-        let mtime = st.write.local().map(|l| l.mtime).or(committed).unwrap_or_else(|| self.now());
+        let mtime = st.write.local().map(|l| l.mtime).or(committed).unwrap_or_else(|| wall_time(&self.env));
         let size = st.size();
         st.note_write(size, mtime, self.env.clock.now());
-        self.note_dirty(ino);
+        self.inodes.note_dirty(ino);
         Ok(())
     }
 
@@ -164,7 +165,7 @@ impl Inner {
     fn write_below(&self, st: &mut State, layout: Layout, bytes: &Bytes) -> Result<()> {
         let covered = st.write.dirty_ranges(0);
         for (a, b) in gaps(&covered, bytes.len() as u32) {
-            let mut buffer = |n| Some(self.budget.buffer_anyway(&self.env.buffers, n));
+            let mut buffer = |n| Some(self.memory.buffer_anyway(n));
             let stripe = st.write.buffer(0);
             let written =
                 stripe.write(a, &bytes[a as usize..b as usize], layout.cell_bytes(), true, &mut buffer);
@@ -178,14 +179,14 @@ impl Inner {
         let size = st.size();
         let bytes = st.leaving.note_failed(size);
         match self.write_below(st, layout, &bytes) {
-            Ok(()) => self.note_dirty(inode.ino),
+            Ok(()) => self.inodes.note_dirty(inode.ino),
             Err(e) => st.fail(e),
         }
     }
 
     /// Commits a small file with its bytes inline. False: it does not fit there.
     async fn commit_inline(&self, inode: &Arc<Inode>) -> Result<bool> {
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         let marking = inode.marking.lock().await;
         let (commit, content, local, write_generation, sends) = {
             let mut st = inode.lock();
@@ -209,12 +210,12 @@ impl Inner {
             st.write.begin_declaring_clean();
             (commit, content, local, st.write.generation(), st.write.send_count())
         };
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
         let committing = self.tables.reservations.committing(limited).await;
         let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
         let mut st = inode.lock();
-        st.write.note_declared_clean(self.tick_revoke_clock());
+        st.write.note_declared_clean(self.inodes.tick_revoke_clock());
         drop(marking);
         let entry = reported.inspect_err(|e| {
             st.changed.put_back(&commit.changed);
@@ -224,7 +225,7 @@ impl Inner {
         })?;
         let added = self.note_committed(&mut st, &entry);
         if st.write.generation() != write_generation {
-            self.apply_to(&mut st, &entry, revoke_clock);
+            self.inodes.apply_to(&mut st, &entry, revoke_clock);
             self.end_commit(&mut st, committing, added);
             return Ok(true);
         }
@@ -233,9 +234,9 @@ impl Inner {
         let is_older = st.write.send_count() != sends;
         st.leaving.note_inline(is_older);
         st.inline = if st.leaving.has_begun() { Inline::No } else { Inline::Yes(content) };
-        self.apply_unasked(&mut st, &entry, revoke_clock);
+        self.inodes.apply_unasked(&mut st, &entry, revoke_clock);
         self.end_commit(&mut st, committing, added);
-        self.forget_if_saved(inode.ino, &st);
+        self.inodes.forget_if_saved(inode.ino, &st);
         Ok(true)
     }
 
@@ -286,7 +287,7 @@ impl Inner {
             ino,
             token_epoch: st.lease.token_epoch(),
             size,
-            mtime: st.write.local().map_or_else(|| self.now(), |l| l.mtime),
+            mtime: st.write.local().map_or_else(|| wall_time(&self.env), |l| l.mtime),
             // Of an inline file all bytes count, also those of holes.
             allocated: st.quota.allocated_of(size, st.size()).max(if is_inline { size } else { 0 }),
             inline,
@@ -323,19 +324,19 @@ impl Inner {
             let commit = Commit { changed, ..self.commit_request(&st, inode.ino, size, clean, None) };
             (commit, st.write.local(), st.write.generation())
         };
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
         let committing = self.tables.reservations.committing(limited).await;
         let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
         let mut st = inode.lock();
         if commit.clean {
-            st.write.note_declared_clean(self.tick_revoke_clock());
+            st.write.note_declared_clean(self.inodes.tick_revoke_clock());
         }
         drop(marking);
         let entry = reported.inspect_err(|_| st.changed.put_back(&commit.changed))?;
         let added = self.note_committed(&mut st, &entry);
         if st.write.generation() != write_generation {
-            self.apply_to(&mut st, &entry, revoke_clock);
+            self.inodes.apply_to(&mut st, &entry, revoke_clock);
             self.end_commit(&mut st, committing, added);
             return Ok(());
         }
@@ -344,13 +345,13 @@ impl Inner {
         if commit.drop_inline {
             st.leaving.end();
         }
-        self.apply_unasked(&mut st, &entry, revoke_clock);
+        self.inodes.apply_unasked(&mut st, &entry, revoke_clock);
         self.end_commit(&mut st, committing, added);
         if let Ok(layout) = layout_of(&st, inode.ino) {
             let first = layout.stripe_of(st.committed_size());
             st.write.forget_touched_below(first);
         }
-        self.forget_if_saved(inode.ino, &st);
+        self.inodes.forget_if_saved(inode.ino, &st);
         Ok(())
     }
 
@@ -363,9 +364,9 @@ impl Inner {
         let me = self.arc();
         self.env.tasks.spawn("relieve memory", async move {
             let oldest = me
-                .dirty_inodes()
+                .inodes
+                .dirty()
                 .into_iter()
-                .filter_map(|ino| me.known_inode(ino))
                 .filter_map(|inode| {
                     let since = inode.lock().write.dirty_age_start();
                     since.map(|since| (since, inode))
@@ -383,7 +384,7 @@ impl Inner {
     /// Saves data that has been dirty for a while, and reports the durable part of growing files to the
     /// leader: shipping to home starts from that. The inodes keep the errors.
     pub async fn write_back_aged(&self) {
-        for inode in self.dirty_inodes().into_iter().filter_map(|ino| self.known_inode(ino)) {
+        for inode in self.inodes.dirty().into_iter() {
             let unreported_end = inode.lock().write.unreported_end();
             if let Some(end) = unreported_end {
                 self.report_left_behind(&inode, end).await;
@@ -393,7 +394,7 @@ impl Inner {
                 Due::Nothing if self.can_settle_unresolved(&inode) => {
                     drop(self.flush(&inode, Occasion::Growing, false).await);
                 }
-                Due::Nothing => self.forget_if_saved(inode.ino, &inode.lock()),
+                Due::Nothing => self.inodes.forget_if_saved(inode.ino, &inode.lock()),
                 Due::Flush => drop(self.flush(&inode, Occasion::Growing, false).await),
                 Due::Settle => drop(self.settle_direct(&inode).await),
                 Due::Commit => self.report_durable(&inode).await,
@@ -408,22 +409,14 @@ impl Inner {
         let (Some(stripe), Ok(layout)) = (st.write.first_unresolved(), layout_of(&st, inode.ino)) else {
             return false;
         };
-        let s = self.stripe_ref(st.object(inode.ino), layout, stripe, self.deadline());
+        let s = self.data.stripe(st.object(inode.ino), layout, stripe, self.leader.deadline());
         self.data.view(&s).is_ok_and(|view| view.group().is_writable())
     }
 
     /// Reports the durable size to the leader, unless another task is about to. The inode keeps the errors.
     pub async fn report_durable(&self, inode: &Arc<Inode>) {
         if let Ok(_one) = inode.flushing.try_lock() {
-            drop(self.commit_now(inode, false, 0, self.deadline()).await);
-        }
-    }
-}
-
-impl Inner {
-    pub fn forget_if_saved(&self, ino: InodeId, st: &State) {
-        if !st.is_dirty() && !st.direct.are_pending() && st.write.unreported_end().is_none() {
-            self.forget_dirty(ino);
+            drop(self.commit_now(inode, false, 0, self.leader.deadline()).await);
         }
     }
 }

@@ -47,7 +47,7 @@ impl Inner {
     pub async fn return_idle(&self) {
         let part = self.config.memory_bytes / 2;
         let (mut sum, mut ranked) = (0, Vec::new());
-        for inode in self.all_inodes() {
+        for inode in self.inodes.all() {
             let was_used = inode.used.swap(false, Relaxed);
             let (bytes, rank) = {
                 let st = inode.lock();
@@ -62,10 +62,10 @@ impl Inner {
             ranked.extend(rank.map(|rank| (rank, bytes, inode)));
         }
         if sum < part / 8 {
-            self.budget.reserve_for_names(0); // too few to matter
+            self.memory.budget().reserve_for_names(0); // too few to matter
             return;
         }
-        self.reserve_for_names(sum.min(part));
+        self.memory.reserve_for_names(sum.min(part));
         let mut excess = sum.saturating_sub(part);
         ranked.sort_by_key(|(rank, _, inode)| (*rank, inode.ino));
         let exceeds = |(_, bytes, _): &(Rank, u64, Arc<Inode>)| {
@@ -83,12 +83,6 @@ impl Inner {
                 return;
             }
         }
-    }
-
-    /// Cached data makes room for it.
-    fn reserve_for_names(&self, bytes: u64) {
-        self.budget.reserve_for_names(bytes);
-        while self.budget.used_bytes() > self.budget.limit_bytes() && self.cache().evict_one() {}
     }
 
     async fn release_inode(&self, inode: &Arc<Inode>) -> Result<()> {
@@ -113,18 +107,18 @@ impl Inner {
             let ino = inode.ino;
             let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
             let answer = self.leader.ask(release).await;
-            inode.lock().lease.end_release(self.tick_revoke_clock());
+            inode.lock().lease.end_release(self.inodes.tick_revoke_clock());
             answer?;
         }
         if is_over {
-            self.remove_unused_inode(inode);
+            self.inodes.remove_unused(inode);
         }
         Ok(())
     }
 
     /// Nothing of it is cached in the kernel, which may use it again at any time: as for a revoke.
     async fn have_it_forgotten(&self, inode: &Arc<Inode>) {
-        inode.lock().mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
+        inode.lock().mark_revoked(self.inodes.tick_revoke_clock(), LeaseKind::None);
         self.revoke(inode, LeaseKind::None).await;
     }
 
@@ -138,10 +132,10 @@ impl Inner {
             if st.is_dirty() || !st.lease.is_held() || in_use {
                 return Ok(());
             }
-            st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
+            st.mark_revoked(self.inodes.tick_revoke_clock(), LeaseKind::None);
             self.drop_under_lease(inode, &mut st, LeaseKind::None);
         }
-        self.report_access_of(inode).await;
+        self.accesses.report_of(inode).await;
         self.report_close_of(inode.ino).await;
         Ok(())
     }

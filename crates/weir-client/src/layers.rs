@@ -6,7 +6,8 @@
 //! copy is written under the token epoch that the leader granted for it, so a late one changes nothing. An
 //! object that may still have a writer is truncated before it is copied from.
 use crate::assembly::{Fetched, zeros};
-use crate::inner::{Inner, STRIPE_PARTS};
+use crate::data::STRIPE_PARTS;
+use crate::inner::Inner;
 use crate::inode::{Inode, State};
 use crate::leader::Change;
 use bytes::Bytes;
@@ -147,7 +148,7 @@ impl Inner {
         let mut at = from;
         while at < to && inode.lock().is_layered(at, to) {
             let end = to.min(at.saturating_add(STEP_BYTES));
-            let deadline = self.deadline();
+            let deadline = self.leader.deadline();
             let mut refused = 0;
             while self.has_layers(inode, at, end).await? {
                 match self.copy_some(inode, at, end).await {
@@ -174,9 +175,9 @@ impl Inner {
     }
 
     async fn copy_some(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
-        let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
+        let (ino, revoke_clock) = (inode.ino, self.inodes.revoke_clock());
         let taken = self.leader.ask(|session| TakeLayers { session, ino, from, to }).await?;
-        self.apply(&taken.entry, revoke_clock);
+        self.inodes.apply(&taken.entry, revoke_clock);
         let Some(layout) = taken.layout.filter(|_| !taken.layers.is_empty()) else {
             inode.lock().tier.forget_layers(); // the known layers are outdated
             return Ok(());
@@ -187,12 +188,12 @@ impl Inner {
         for layer in &taken.layers {
             let version = Version::new(token_epoch, FILL_COUNTER);
             self.copy_layer(&layout, layer, object, version).await?;
-            let (from, to, revoke_clock) = (layer.from, layer.to, self.revoke_clock());
+            let (from, to, revoke_clock) = (layer.from, layer.to, self.inodes.revoke_clock());
             let copied = |op| LayerCopied { op, ino, from, to, token_epoch };
             let entry = self.leader.change(Change::repeatable(), copied).await?;
             let mut st = inode.lock();
             let known = st.tier.take_layers();
-            self.apply_to(&mut st, &entry, revoke_clock);
+            self.inodes.apply_to(&mut st, &entry, revoke_clock);
             if st.lease.is_held() {
                 known.into_iter().for_each(|known| st.tier.note_layers(without(known, from, to)));
             }
@@ -207,8 +208,8 @@ impl Inner {
             let stripe = layout.stripe_of(at);
             let end = layer.to.min(layout.stripe_start(stripe) + layout.stripe_bytes());
             let data = self.fetch_whole(layer.object, *layout, at, end).await?;
-            let _permit = self.sends.in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
-            let s = self.stripe_ref(to, *layout, stripe, self.deadline());
+            let _permit = self.data.flight.enter(STRIPE_PARTS).await;
+            let s = self.data.stripe(to, *layout, stripe, self.leader.deadline());
             let fragments = self.fragments_of(layout, data)?;
             self.data.write_stripe(s, version, WriteMode::Fill, &[], &fragments, false).await?;
             at = end;
@@ -217,7 +218,7 @@ impl Inner {
     }
 
     async fn fetch_whole(&self, object: InodeId, layout: Layout, from: u64, to: u64) -> Result<Bytes> {
-        let fetched = self.fetch_from(object, layout, &[(from, to)], self.deadline()).await?;
+        let fetched = self.fetch_from(object, layout, &[(from, to)], self.leader.deadline()).await?;
         let mut data = vec![0; (to - from) as usize];
         for (at, bytes) in trimmed(fetched.parts, from, to) {
             let start = (at - from) as usize;
@@ -231,7 +232,10 @@ impl Inner {
         if fence == 0 {
             return Ok(());
         }
-        self.data.drop_file(self.file_id(object), layout, NO_STRIPE, fence, self.deadline()).await.map(drop)
+        self.data
+            .drop_file(self.data.file_id(object), layout, NO_STRIPE, fence, self.leader.deadline())
+            .await
+            .map(drop)
     }
 
     /// The same, unless this client has done it already.

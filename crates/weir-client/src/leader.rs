@@ -188,6 +188,14 @@ impl Leader {
         Instant(self.contacted.load(Relaxed))
             + Duration::from_millis(term_ms - term_ms / u64::from(TERM_MARGIN))
     }
+    /// After a time without a reply of the leader: finds out which leases are left, before any work relies
+    /// on them.
+    pub async fn sure_of_leases(&self) -> Result<()> {
+        if !self.leases_hold() {
+            self.check(self.deadline()).await?;
+        }
+        Ok(())
+    }
     /// Waits until the leader has been silent for so long that it may have declared this client dead.
     pub async fn wait_for_term_end(&self) {
         while self.leases_hold() {

@@ -7,14 +7,15 @@
 use crate::api::Forget;
 use crate::crash_points;
 use crate::inner::Inner;
-use crate::inode::{Inline, Inode, State};
+use crate::inode::{Inline, Inode};
+use crate::kernel::UnprotectedPages;
 use crate::leader::Change;
 use crate::plan::Occasion;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_proto::meta::{AcquireLease, Entry, LeaseKind, LeaveInDoubt, ReadInline};
-use weir_proto::{Error, ErrorKind, InodeId, Result};
+use weir_proto::{Error, ErrorKind, Result};
 
 /// Flushes of a file under constant writes; after them writers wait for the revoke.
 const REVOKE_ROUNDS: u32 = 6;
@@ -48,23 +49,6 @@ impl Drop for DirectSend<'_> {
     fn drop(&mut self) {
         self.inode.lock().lease.end_send(self.counted_by);
         self.inode.changed.notify_waiters();
-    }
-}
-
-/// Pages in the kernel that no lease protects, of a read or write in flight or just answered.
-pub struct UnprotectedPages(Arc<Inode>);
-
-impl UnprotectedPages {
-    /// `st`: of that inode; not to be locked where this is dropped.
-    pub fn of(inode: &Arc<Inode>, st: &mut State) -> UnprotectedPages {
-        st.pages.begin_unprotected();
-        UnprotectedPages(inode.clone())
-    }
-}
-impl Drop for UnprotectedPages {
-    fn drop(&mut self) {
-        self.0.lock().pages.end_unprotected();
-        self.0.changed.notify_waiters();
     }
 }
 
@@ -104,7 +88,7 @@ impl Inner {
                 inode.lock().pages.begin_dropping();
             }
             for part in std::mem::take(&mut old_pages) {
-                self.invalidate(inode.ino, part).await;
+                self.kernel.invalidate(inode.ino, part).await;
             }
             // No flush waits for a range that is zeroed under the lease.
             self.wait_for_sends(inode, u64::MAX).await;
@@ -119,13 +103,13 @@ impl Inner {
             keep = LeaseKind::None;
             old_pages.push(Forget::All);
         }
-        self.report_access_of(inode).await;
+        self.accesses.report_of(inode).await;
         self.report_close_of(inode.ino).await;
         inode.changed.notify_waiters();
         if !old_pages.is_empty() {
             // It was read without a pause: the last pages are dropped soon, or with the next open.
             let unprotected = UnprotectedPages::of(inode, &mut inode.lock());
-            self.drop_unprotected_pages(unprotected);
+            self.kernel.drop_pages(unprotected);
         }
     }
 
@@ -159,24 +143,6 @@ impl Inner {
         Round::InDoubt
     }
 
-    /// The kernel drops the file's pages, soon: a thread that waits for a read or write has some of them
-    /// locked.
-    pub fn drop_unprotected_pages(&self, unprotected: UnprotectedPages) {
-        let ino = unprotected.0.ino;
-        let (begins, surplus) = self.tables.drops.pages.add(ino, Box::new(unprotected));
-        drop(surplus); // another one waits for the same drop
-        let Some(mut unprotected) = begins else { return };
-        let me = self.arc();
-        self.env.tasks.spawn("drop unprotected pages", async move {
-            loop {
-                me.invalidate(ino, Forget::All).await;
-                drop(unprotected);
-                let Some(next) = me.tables.drops.pages.next(ino) else { return };
-                unprotected = next;
-            }
-        });
-    }
-
     /// Called before the kernel learns a size: it would show the rest of a page from before that, zeros, as
     /// part of the file.
     pub async fn wait_for_unprotected_pages(&self, inode: &Inode) {
@@ -197,8 +163,8 @@ impl Inner {
                 "file {}: changes could not be saved before another client needed it",
                 inode.ino
             ));
-            self.log_loss(&e);
-            self.note_loss(inode.ino, &e);
+            self.losses.log(&e);
+            self.losses.note(inode.ino, &e);
             st.fail(e);
             st.write.drop_dirty();
         }
@@ -207,9 +173,9 @@ impl Inner {
         st.lower_lease(keep);
         self.settle_reservation(st);
         if keep == LeaseKind::None {
-            self.cache().remove_inode(inode.ino);
+            self.memory.cache().remove_inode(inode.ino);
         }
-        self.forget_if_saved(inode.ino, st);
+        self.inodes.forget_if_saved(inode.ino, st);
     }
 
     /// The Write lease is about to be returned, and a failed write has left a stripe in doubt: returns when
@@ -245,7 +211,7 @@ impl Inner {
     /// the Write lease, or with the leader's permission. A request is not counted as a send: it may wait for
     /// other clients' revokes, and those for their sends.
     pub async fn may_send_direct<'a>(&self, inode: &'a Inode) -> Result<DirectSend<'a>> {
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         self.await_birth(inode).await?;
         loop {
             {
@@ -273,7 +239,7 @@ impl Inner {
     pub async fn mark(&self, inode: &Inode) -> Result<()> {
         while !inode.lock().write.is_declared_unclean() {
             let _one = inode.marking.lock().await;
-            let reported = self.tick_revoke_clock();
+            let reported = self.inodes.tick_revoke_clock();
             if inode.lock().write.is_clean_by_now(reported) {
                 self.acquire(inode, LeaseKind::Write).await?;
             }
@@ -316,11 +282,6 @@ impl Inner {
         inode.lock().pages.end_wait(from, to);
     }
 
-    pub async fn invalidate(&self, ino: InodeId, what: Forget) {
-        let kernel = self.kernel.clone();
-        self.env.tasks.blocking(move || kernel.invalidate_inode(ino, what)).await;
-    }
-
     /// Asks for a lease; returns the kind held afterwards.
     pub async fn acquire(&self, inode: &Inode, kind: LeaseKind) -> Result<LeaseKind> {
         self.ask_lease(inode, kind, false).await?;
@@ -328,11 +289,11 @@ impl Inner {
     }
 
     pub async fn ask_lease(&self, inode: &Inode, kind: LeaseKind, renew: bool) -> Result<Entry> {
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let ino = inode.ino;
         let ask = |session| AcquireLease { session, ino, kind, renew };
         let entry = self.leader.ask(ask).await?;
-        self.apply(&entry, revoke_clock);
+        self.inodes.apply(&entry, revoke_clock);
         if kind == LeaseKind::Write {
             let mut st = inode.lock();
             st.write.asked_for_write(revoke_clock);
@@ -346,24 +307,17 @@ impl Inner {
 
     /// Attributes and inline data, fresh from the leader, with the lease that it grants.
     pub async fn refresh(&self, inode: &Inode) -> Result<()> {
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let ino = inode.ino;
         let fresh = self.leader.ask(|session| ReadInline { session, ino }).await?;
         // In one step: no reader sees this size with other bytes.
         let mut st = inode.lock();
-        self.apply_to(&mut st, &fresh.entry, revoke_clock);
+        self.inodes.apply_to(&mut st, &fresh.entry, revoke_clock);
         // Dirty bytes are put over the inline bytes, which must be known for that.
         let wants = !st.is_dirty() || st.inline == Inline::Unknown;
         if wants && st.is_of_version(&fresh.entry) {
             st.inline = fresh.data.map_or(Inline::No, Inline::Yes);
         }
         Ok(())
-    }
-
-    /// The kernel caches nothing of the inode any more.
-    pub fn forget(&self, ino: InodeId) {
-        if let Some(inode) = self.known_inode(ino) {
-            inode.lock().forgotten = true;
-        }
     }
 }

@@ -23,7 +23,7 @@ const TAKING_UP: Duration = Duration::from_millis(100);
 impl Inner {
     /// Whether the kernel may cache the target of `name`, or its absence, for [`LOAN`].
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
-        if let Some(inode) = leads_to.and_then(|ino| self.known_inode(ino)) {
+        if let Some(inode) = leads_to.and_then(|ino| self.inodes.known(ino)) {
             inode.lock().forgotten = false;
         }
         let now = self.env.clock.now();
@@ -31,7 +31,7 @@ impl Inner {
         if !self.kernel.keeps_names() || self.leader.leases_hold_until() < until {
             return false;
         }
-        let Some(inode) = self.known_inode(dir) else { return false };
+        let Some(inode) = self.inodes.known(dir) else { return false };
         let mut st = inode.lock();
         if st.name(name) != Some(leads_to) || !st.loans.may_lend(now) {
             return false;
@@ -65,10 +65,10 @@ impl Inner {
 
     async fn move_loan(&self, from: InodeId, to: InodeId) {
         let now = self.env.clock.now();
-        let Some(source) = self.known_inode(from).filter(|_| from != to) else { return };
+        let Some(source) = self.inodes.known(from).filter(|_| from != to) else { return };
         let until = source.lock().loans.until();
         let Some(until) = until.filter(|until| now < *until) else { return };
-        if let Some(inode) = self.known_inode(to) {
+        if let Some(inode) = self.inodes.known(to) {
             let mut st = inode.lock();
             let holds = st.lease.is_held() && until <= self.leader.leases_hold_until();
             if holds && !st.loans.are_ending() {
@@ -84,7 +84,7 @@ impl Inner {
     pub async fn doubt_names<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
         use weir_proto::ErrorKind::{Damaged, Deadline, Io, Stale, Unavailable};
         if done.as_ref().is_err_and(|e| matches!(e.kind, Damaged | Deadline | Io | Stale | Unavailable)) {
-            for inode in dirs.iter().filter_map(|dir| self.known_inode(*dir)) {
+            for inode in dirs.iter().filter_map(|dir| self.inodes.known(*dir)) {
                 let left = inode.lock().loans.rest(self.env.clock.now());
                 self.env.clock.sleep(left).await;
             }

@@ -11,6 +11,7 @@ mod api;
 mod append_token;
 mod assembly;
 mod backups;
+mod base;
 mod births;
 mod budget;
 mod cache;
@@ -21,16 +22,21 @@ pub mod crash_points;
 mod data;
 mod direct;
 mod dirty;
+mod drops;
 mod evict_own;
 mod fetch;
 mod files;
 mod floors;
 mod flush;
+mod group;
+mod handles;
 mod hole;
 mod idle;
 mod inner;
 mod inode;
+mod inodes;
 mod join;
+mod kernel;
 mod known_names;
 mod latency;
 mod layers;
@@ -38,8 +44,10 @@ mod leader;
 mod lease;
 mod lent;
 mod locks;
+mod losses;
 mod maps;
 mod member;
+mod memory;
 mod names;
 mod new_names;
 mod patience;
@@ -79,6 +87,7 @@ pub use table::locks::{InTheWay, LockWish, Locked};
 pub use volumes::{NewVolume, VolumeEdit};
 pub use waits::Waiting;
 
+use base::Base;
 use callbacks::Callbacks;
 use data::Data;
 use inner::Inner;
@@ -89,6 +98,7 @@ use std::time::Duration;
 use weir_coord::{Cluster, Observer};
 use weir_env::{BoxFuture, Env, Instant, TaskHandle};
 use weir_proto::coord::Wait;
+use weir_proto::meta::Time;
 use weir_proto::{ClusterId, Result, SessionId};
 
 /// The interval at which write-back checks changed data.
@@ -156,8 +166,8 @@ impl Client {
         let counters: Arc<status::Counters> = Arc::default();
         let leader =
             Leader::new(env.clone(), channel, identity, config.patience, maps.clone(), counters.clone());
-        let data = Data::new(env.clone(), cluster, counters, maps);
-        let inner = Inner::new(env.clone(), config, kernel, namespace, data, leader);
+        let data = Data::new(env.clone(), cluster, namespace, counters, maps.clone());
+        let inner = Inner::new(Base::new(env.clone(), config, kernel, maps, leader, data));
         callbacks.set(inner.weak());
         let holder: Weak<dyn Holder> = inner.weak();
         inner.leader.set_holder(holder);
@@ -206,7 +216,7 @@ impl Client {
     }
     /// The number of losses of changes or locks, and the last of them.
     pub fn losses(&self) -> (u64, Vec<Loss>) {
-        self.inner.losses()
+        self.inner.losses.list()
     }
 }
 
@@ -278,7 +288,7 @@ async fn write_back(inner: Weak<Inner>) {
         clock.sleep(WRITE_BACK_PERIOD).await;
         let Some(inner) = inner.upgrade() else { return };
         inner.write_back_aged().await;
-        inner.report_accesses().await;
+        inner.accesses.report().await;
         inner.report_old_closes().await;
         inner.return_reservations().await;
     }
@@ -291,4 +301,9 @@ async fn return_idle(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         inner.return_idle().await;
     }
+}
+
+/// The time of the machine, for times that users see.
+fn wall_time(env: &Env) -> Time {
+    Time { nanos: env.clock.wall().0 }
 }

@@ -52,7 +52,7 @@ impl Inner {
 
     fn note_closes_unlock(&self, handle: Handle, wish: LockWish) -> Result<()> {
         if wish.kind.is_some() {
-            self.handle(handle)?.inode.lock().opens.note_locked();
+            self.handles.get(handle)?.inode.lock().opens.note_locked();
         }
         Ok(())
     }
@@ -62,16 +62,16 @@ impl Inner {
     async fn see_what_others_wrote(&self, handle: Handle, wish: LockWish, locked: Locked) -> Result<Locked> {
         if locked == Locked::Granted
             && wish.kind.is_some()
-            && let Some(file) = self.open_file(handle)
+            && let Some(file) = self.handles.open_file(handle)
             && !file.inode.lock().lease.is_held()
         {
-            self.invalidate(file.inode.ino, Forget::All).await;
+            self.kernel.invalidate(file.inode.ino, Forget::All).await;
         }
         Ok(locked)
     }
 
     async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
-        let ino = self.handle(handle)?.inode.ino;
+        let ino = self.handles.get(handle)?.inode.ino;
         if wish.kind.is_none() && self.tables.locks.is_unused() {
             return Ok(Locked::Granted);
         }
@@ -90,7 +90,7 @@ impl Inner {
     }
 
     async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
-        let ino = self.handle(handle)?.inode.ino;
+        let ino = self.handles.get(handle)?.inode.ino;
         let (waiting, mut waits) = (Waiting::new(&self.tables.locks), None);
         let pauses = |backoff| Pauses::new(&self.env.rng, backoff);
         let (mut again, mut grace, mut closing) = (pauses(ASK_AGAIN), pauses(GRACE), pauses(CLOSING));
@@ -115,7 +115,7 @@ impl Inner {
                 () = interrupt.notified() => return Ok(self.give_up(ino, handle, wish, waiting.ticket).await),
                 () = self.env.clock.sleep(pause) => {}
             }
-            self.handle(handle)?; // its locks may be lost meanwhile
+            self.handles.get(handle)?; // its locks may be lost meanwhile
         }
     }
 
@@ -175,7 +175,7 @@ impl Inner {
         ticket: u64,
     ) -> Result<LockAnswer> {
         let LockWish { owner, range, kind, pid } = wish;
-        let quietly = self.open_file(handle).is_some_and(|f| f.closes_quietly.load(Ordering::Relaxed));
+        let quietly = self.handles.open_file(handle).is_some_and(|f| f.closes_quietly());
         loop {
             let before = self.tables.locks.lower(ino, owner, range, kind);
             let reported = AtomicU64::new(0);
@@ -193,7 +193,7 @@ impl Inner {
 
     /// The holder of a conflicting lock.
     pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
-        let ino = self.handle(handle)?.inode.ino;
+        let ino = self.handles.get(handle)?.inode.ino;
         let Some(kind) = wish.kind else { return Ok(None) };
         let mut grace = Pauses::new(&self.env.rng, GRACE);
         loop {
@@ -225,7 +225,7 @@ impl Inner {
         if self.tables.locks.is_unused() {
             return Ok(());
         }
-        let Some(file) = self.open_file(handle) else { return Ok(()) };
+        let Some(file) = self.handles.open_file(handle) else { return Ok(()) };
         let ino = file.inode.ino;
         let mut done = Ok(());
         if self.tables.locks.has(ino, owner) {
@@ -283,13 +283,13 @@ impl Inner {
 
     fn break_handles(&self, handles: BTreeSet<(InodeId, Handle)>, why: &str) {
         for (ino, handle) in handles {
-            let Some(file) = self.open_file(handle) else { continue };
+            let Some(file) = self.handles.open_file(handle) else { continue };
             let e = Error::io(format!(
                 "file {ino}: {why}, and its locks with it: this open file does nothing any more; close it and open it again"
             ));
-            self.log_loss(&e);
-            self.note_loss(ino, &e);
-            let _ = file.broken.set(e); // the first reason stays
+            self.losses.log(&e);
+            self.losses.note(ino, &e);
+            file.break_off(e);
         }
     }
 }

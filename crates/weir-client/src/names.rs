@@ -3,7 +3,8 @@
 //! Invariant: a name is remembered only under its directory's lease, and only if no change of names in that
 //! directory by this client crossed the request.
 use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
-use crate::inner::{Inner, OpenFile};
+use crate::handles::OpenFile;
+use crate::inner::Inner;
 use crate::inode::Inode;
 use crate::known_names::Outcome;
 use crate::leader::Change;
@@ -23,14 +24,14 @@ use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
 impl Inner {
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
         // A name that is too long is refused, not absent.
-        if !self.leases_hold() || name.len() > NAME_MAX {
+        if !self.leader.leases_hold() || name.len() > NAME_MAX {
             return None;
         }
-        let known = self.known_inode(parent)?.lock().name(name)?;
+        let known = self.inodes.known(parent)?.lock().name(name)?;
         match known {
             None => Some(None),
             Some(ino) => {
-                let inode = self.known_inode(ino)?;
+                let inode = self.inodes.known(ino)?;
                 let mut st = inode.lock();
                 st.forgotten = false;
                 st.lend_stat().map(Some)
@@ -39,10 +40,10 @@ impl Inner {
     }
 
     pub fn try_getattr(&self, ino: InodeId) -> Option<Stat> {
-        if !self.leases_hold() {
+        if !self.leader.leases_hold() {
             return None;
         }
-        self.known_inode(ino)?.lock().lend_stat()
+        self.inodes.known(ino)?.lock().lend_stat()
     }
 
     pub async fn lookup(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Option<Stat>> {
@@ -50,13 +51,13 @@ impl Inner {
             return Ok(known);
         }
         check_name(name)?;
-        let dir = self.inode(parent);
-        let (revoke_clock, before) = (self.revoke_clock(), dir.lock().names.change());
+        let dir = self.inodes.get(parent);
+        let (revoke_clock, before) = (self.inodes.revoke_clock(), dir.lock().names.change());
         let name = Bytes::copy_from_slice(name);
         let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
         let answer = self.leader.ask(ask).await?;
         self.apply_dir_lease(&dir, &answer.parent_lease, revoke_clock);
-        let found = answer.entry.as_ref().map(|entry| self.apply(entry, revoke_clock));
+        let found = answer.entry.as_ref().map(|entry| self.inodes.apply(entry, revoke_clock));
         self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
         if let Some(found) = &found {
             self.wait_for_unprotected_pages_of(found.attr.ino).await;
@@ -80,17 +81,17 @@ impl Inner {
         if let Some(stat) = self.try_getattr(ino) {
             return Ok(stat);
         }
-        if let Some(inode) = self.known_inode(ino) {
-            self.report_access_of(&inode).await; // the answer must include it
+        if let Some(inode) = self.inodes.known(ino) {
+            self.accesses.report_of(&inode).await; // the answer must include it
         }
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let entry = self.leader.ask(|session| GetAttr { session, ino }).await?;
-        let stat = self.apply(&entry, revoke_clock);
+        let stat = self.inodes.apply(&entry, revoke_clock);
         self.wait_for_unprotected_pages_of(ino).await;
         Ok(stat)
     }
     async fn wait_for_unprotected_pages_of(&self, ino: InodeId) {
-        if let Some(inode) = self.known_inode(ino) {
+        if let Some(inode) = self.inodes.known(ino) {
             self.wait_for_unprotected_pages(&inode).await;
         }
     }
@@ -98,7 +99,7 @@ impl Inner {
     /// The last known attributes of an inode that is gone, without a name. Not of an open file: it exists
     /// until it is closed, and its handles know more.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
-        let inode = self.known_inode(ino)?;
+        let inode = self.inodes.known(ino)?;
         let st = inode.lock();
         let stat = st.shown(false).filter(|_| !st.opens.is_open())?;
         let size = if stat.attr.kind == FileKind::Directory { 0 } else { stat.attr.size };
@@ -112,7 +113,7 @@ impl Inner {
         through: Option<&OpenFile>,
         set: SetAttrs,
     ) -> Result<Stat> {
-        let inode = self.inode(ino);
+        let inode = self.inodes.get(ino);
         if let Some(size) = set.size {
             // Through an open file the access was checked at open.
             let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
@@ -125,7 +126,7 @@ impl Inner {
             return Ok(stat);
         }
         if set.atime.is_some() {
-            self.report_access_of(&inode).await; // an earlier read must not overtake it
+            self.accesses.report_of(&inode).await; // an earlier read must not overtake it
         }
         // A commit of earlier writes must not overwrite a time set now,
         if set.mtime.is_some() {
@@ -152,13 +153,13 @@ impl Inner {
             st.opens.for_reading() > 0 && st.opens.is_for_writing()
         };
         if may_be_mapped {
-            self.invalidate(inode.ino, Forget::All).await;
+            self.kernel.invalidate(inode.ino, Forget::All).await;
         }
     }
 
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
         let target = self.leader.ask(|session| ReadLink { session, ino }).await?.target;
-        self.note_access(ino, &mut self.inode(ino).lock());
+        self.accesses.note(ino, &mut self.inodes.get(ino).lock());
         Ok(target)
     }
 
@@ -170,17 +171,17 @@ impl Inner {
         limit: u32,
         with_attrs: bool,
     ) -> Result<Listing> {
-        let inode = self.inode(dir);
-        let (revoke_clock, before) = (self.revoke_clock(), inode.lock().names.change());
+        let inode = self.inodes.get(dir);
+        let (revoke_clock, before) = (self.inodes.revoke_clock(), inode.lock().names.change());
         let ask = |session| ReadDir { session, cred: cred.clone(), dir, after, limit, with_attrs };
         let mut listing = self.leader.ask(ask).await?;
         self.apply_dir_lease(&inode, &listing.dir_lease, revoke_clock);
         for listed in &mut listing.entries {
             if let Some(entry) = &mut listed.entry {
-                let is_new = self.known_inode(listed.ino).is_none();
-                let stat = self.apply(entry, revoke_clock);
+                let is_new = self.inodes.known(listed.ino).is_none();
+                let stat = self.inodes.apply(entry, revoke_clock);
                 // The kernel gets only the name, and forgets no inode that it never looked up.
-                if is_new && let Some(inode) = self.known_inode(listed.ino) {
+                if is_new && let Some(inode) = self.inodes.known(listed.ino) {
                     inode.lock().forgotten = true;
                 }
                 entry.attr = stat.attr;
@@ -195,7 +196,7 @@ impl Inner {
         } else {
             st.names.listing_broken();
         }
-        self.note_access(dir, &mut st);
+        self.accesses.note(dir, &mut st);
         drop(st);
         Ok(listing)
     }
@@ -203,7 +204,7 @@ impl Inner {
     /// A change of a name by this client: the name has no answer before the outcome is known, even for
     /// requests in flight.
     pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
-        let (dir, name) = (self.inode(parent), Bytes::copy_from_slice(name));
+        let (dir, name) = (self.inodes.get(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);
         NameChange { dir, name, ended: false }
     }
@@ -216,12 +217,12 @@ impl Inner {
         lease: &Lease,
         revoke_clock: u64,
     ) {
-        self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, revoke_clock);
+        self.inodes.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, revoke_clock);
         change.end(Outcome::Leads(ino));
     }
 
     pub fn made(&self, change: NameChange, made: Made, revoke_clock: u64) -> Stat {
-        let stat = self.apply(&made.entry, revoke_clock);
+        let stat = self.inodes.apply(&made.entry, revoke_clock);
         self.end_name_change(
             change,
             Some(stat.attr.ino),
@@ -237,7 +238,7 @@ impl Inner {
         if self.builds_a_tree(cred) {
             return self.mkdir_with_names(cred, parent, name, mode).await;
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let (n, tries) = (Bytes::copy_from_slice(name), AtomicU32::new(0));
         let make = |op| Mkdir {
             op,
@@ -252,7 +253,7 @@ impl Inner {
         let stat = self.made(change, made, revoke_clock);
         // A reply to a repeated request may be older than the directory's state.
         if stat.leased && tries.into_inner() == 1 {
-            self.inode(stat.attr.ino).lock().names.begin_empty();
+            self.inodes.get(stat.attr.ino).lock().names.begin_empty();
         }
         Ok(stat)
     }
@@ -267,7 +268,7 @@ impl Inner {
         rdev: u32,
     ) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mknod {
             op,
@@ -286,7 +287,7 @@ impl Inner {
 
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
         let made = change
@@ -296,7 +297,7 @@ impl Inner {
 
     pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
         let made = change
@@ -309,7 +310,7 @@ impl Inner {
         if self.try_remove(cred, parent, name) {
             return Ok(());
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
@@ -320,7 +321,7 @@ impl Inner {
 
     pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
+        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
         let removed = change
@@ -337,7 +338,7 @@ impl Inner {
 
     /// An operation of this client changed an inode's number of links: its attributes are asked for again.
     fn links_changed(&self, ino: InodeId) {
-        if let Some(inode) = self.known_inode(ino) {
+        if let Some(inode) = self.inodes.known(ino) {
             inode.lock().attr_old = true;
             self.keep_no_closes(ino);
         }
@@ -363,7 +364,7 @@ impl Inner {
         // A rename to itself is one change.
         let onto = (parent, name) != (new_parent, new_name);
         let mut to = onto.then(|| self.begin_name_change(new_parent, new_name));
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let (n, m) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
         let make = |op| Rename {
             op,
@@ -381,8 +382,8 @@ impl Inner {
             renamed = change.reported(renamed);
         }
         let renamed = renamed?;
-        self.apply_attr(&renamed.parent_attr, revoke_clock);
-        self.apply_attr(&renamed.new_parent_attr, revoke_clock);
+        self.inodes.apply_attr(&renamed.parent_attr, revoke_clock);
+        self.inodes.apply_attr(&renamed.new_parent_attr, revoke_clock);
         let (left, arrived) = names_after(mode, &renamed);
         from.end(left);
         if let Some(to) = to {
@@ -420,7 +421,7 @@ impl Inner {
         replace: bool,
     ) -> Result<()> {
         let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let make = |op| SetXattr {
             op,
             cred: cred.clone(),
@@ -431,15 +432,15 @@ impl Inner {
             replace,
         };
         let entry = self.leader.change(Change::once(), make).await?;
-        self.apply(&entry, revoke_clock);
+        self.inodes.apply(&entry, revoke_clock);
         Ok(())
     }
     pub async fn remove_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
         let name = Bytes::copy_from_slice(name);
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let make = |op| RemoveXattr { op, cred: cred.clone(), ino, name: name.clone() };
         let entry = self.leader.change(Change::once(), make).await?;
-        self.apply(&entry, revoke_clock);
+        self.inodes.apply(&entry, revoke_clock);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 use crate::api::{NewMode, Stat};
 use crate::inner::Inner;
 use crate::leader::Change;
+use crate::wall_time;
 use bytes::Bytes;
 use std::sync::atomic::AtomicU32;
 use weir_proto::births::{MadeWithNames, MkdirWithNames};
@@ -21,7 +22,7 @@ impl Inner {
     pub fn builds_a_tree(&self, cred: &Cred) -> bool {
         let Some(after) = self.config.local_creates_after else { return false };
         let is_known = self.data.cluster.map().level >= LEVEL_OF_NEW_NAMES;
-        let may = is_known && self.leases_hold() && self.may_open_unasked(cred.uid);
+        let may = is_known && self.leader.leases_hold() && self.may_open_unasked(cred.uid);
         may && self.tables.births.lock().note_mkdir(after, self.env.clock.now())
     }
 
@@ -34,9 +35,9 @@ impl Inner {
     ) -> Result<Stat> {
         // From now on no file of this name is created locally.
         let mut change = self.begin_name_change(parent, name);
-        let settled = self.settle_births(Some(parent), self.deadline()).await;
-        let revoke_clock = self.revoke_clock();
-        let (n, now) = (Bytes::copy_from_slice(name), self.now());
+        let settled = self.settle_births(Some(parent), self.leader.deadline()).await;
+        let revoke_clock = self.inodes.revoke_clock();
+        let (n, now) = (Bytes::copy_from_slice(name), wall_time(&self.env));
         let make = |op| MkdirWithNames {
             op,
             cred: cred.clone(),
@@ -56,7 +57,7 @@ impl Inner {
         let MadeWithNames { names, parent_attr, parent_lease } = made;
         let made = Made { entry: names.entry.clone(), parent_attr, parent_lease };
         let stat = self.made(change, made, revoke_clock);
-        let dir = self.inode(stat.attr.ino);
+        let dir = self.inodes.get(stat.attr.ino);
         // As after a plain `mkdir`.
         if stat.leased && tries.into_inner() == 1 {
             dir.lock().names.begin_empty();

@@ -7,11 +7,12 @@
 use crate::api::Handle;
 use crate::assembly::{Assembly, Fetched, zeros};
 use crate::fetch::{CellRange, Part};
-use crate::inner::{Inner, OpenFile, layout_of};
+use crate::handles::OpenFile;
+use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State};
 use crate::join::join_all;
+use crate::kernel::UnprotectedPages;
 use crate::layers::by_object;
-use crate::lease::UnprotectedPages;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -79,14 +80,14 @@ enum Read {
 impl Inner {
     /// The bytes, if all of them are cached here.
     pub fn try_read(&self, handle: Handle, offset: u64, len: usize) -> Option<Result<Vec<Bytes>>> {
-        let file = match self.handle(handle) {
+        let file = match self.handles.get(handle) {
             Ok(file) => file,
             Err(e) => return Some(Err(e)),
         };
         if !file.mode.read {
             return Some(Err(not_for_reading(handle)));
         }
-        if !self.leases_hold() {
+        if !self.leader.leases_hold() {
             return None;
         }
         let local = {
@@ -94,7 +95,7 @@ impl Inner {
             if !st.lease.is_held() || st.lease.needs_recovery() || st.inline == Inline::Unknown {
                 return None;
             }
-            let for_pages = file.kernel_cache.load(Relaxed);
+            let for_pages = file.keeps_pages();
             if for_pages && st.pages.is_dropping() {
                 return None;
             }
@@ -111,32 +112,9 @@ impl Inner {
         local.assembly.is_complete().then(|| Ok(self.finish(local.assembly)))
     }
 
-    pub fn keeps_pages(&self, handle: Handle) {
-        if let Ok(file) = self.handle(handle) {
-            file.kernel_cache.store(true, Relaxed);
-        }
-    }
-
-    pub fn keeps_no_pages(&self, handle: Handle) {
-        if let Ok(file) = self.handle(handle) {
-            file.kernel_cache.store(false, Relaxed);
-        }
-    }
-
-    pub fn drops_pages(&self, handle: Handle) {
-        if let Ok(file) = self.handle(handle) {
-            let _ = file.dropped_pages.set(file.inode.lock().pages.leases_lost()); // opened once
-        }
-    }
-
-    pub fn leaves_access_time(&self, handle: Handle) {
-        if let Ok(file) = self.handle(handle) {
-            file.leaves_access_time.store(true, Relaxed);
-        }
-    }
     fn note_read(&self, file: &OpenFile, st: &mut State) {
-        if !file.leaves_access_time.load(Relaxed) {
-            self.note_access(file.inode.ino, st);
+        if !file.leaves_access_time() {
+            self.accesses.note(file.inode.ino, st);
         }
     }
 
@@ -146,12 +124,12 @@ impl Inner {
     }
 
     pub async fn read(&self, handle: Handle, offset: u64, len: usize) -> Result<Vec<Bytes>> {
-        self.sure_of_leases().await?;
-        let file = self.handle(handle)?;
+        self.leader.sure_of_leases().await?;
+        let file = self.handles.get(handle)?;
         if !file.mode.read {
             return Err(not_for_reading(handle));
         }
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         let mut parts = Vec::new();
         let mut done = 0;
         while done < len {
@@ -190,7 +168,7 @@ impl Inner {
                 Read::Moved => deadline,
                 // The recall has its own time limit.
                 Read::CameBack => {
-                    deadline = self.deadline();
+                    deadline = self.leader.deadline();
                     give_up
                 }
             };
@@ -213,7 +191,7 @@ impl Inner {
         insists: bool,
     ) -> Result<Read> {
         let inode = &file.inode;
-        let for_pages = file.kernel_cache.load(Relaxed);
+        let for_pages = file.keeps_pages();
         if for_pages {
             self.lease_for_pages(inode, offset, offset.saturating_add(len as u64)).await?;
         }
@@ -245,7 +223,7 @@ impl Inner {
             assembly.fill_zeros();
         }
         if let Some(unprotected) = unprotected {
-            self.drop_unprotected_pages(unprotected);
+            self.kernel.drop_pages(unprotected);
         }
         Ok(Read::Done(self.finish(assembly)))
     }
@@ -261,7 +239,7 @@ impl Inner {
         insists: bool,
     ) -> Result<Option<(Local, Option<UnprotectedPages>)>> {
         let inode = &file.inode;
-        let for_pages = file.kernel_cache.load(Relaxed);
+        let for_pages = file.keeps_pages();
         let (mut waited, mut unprotected) = (false, None);
         loop {
             let changed = inode.changed.notified();
@@ -303,7 +281,7 @@ impl Inner {
     /// Acquires the preconditions of a read: a lease or fresh attributes, known inline bytes, a recovered
     /// file.
     pub async fn prepare_read(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.sure_of_leases().await?;
+        self.leader.sure_of_leases().await?;
         let unknown = {
             let st = inode.lock();
             !st.lease.is_held() || st.inline == Inline::Unknown || st.attr_old && st.write.local().is_none()
@@ -351,7 +329,7 @@ impl Inner {
         }
         if keep && !assembly.is_complete() {
             let mut ahead = 0;
-            let mut cache = self.cache();
+            let mut cache = self.memory.cache();
             for (a, b) in assembly.missing.clone() {
                 let found = cache.get(inode.ino, a, b);
                 ahead += found.iter().filter(|f| f.was_ahead).map(|f| f.bytes.len() as u64).sum::<u64>();
@@ -378,7 +356,8 @@ impl Inner {
         {
             let st = inode.lock();
             let own = st.tier.is_evicting() || st.tier.evictions() != seen.evictions;
-            if seen.leased && !own && st.pages.leases_lost() == seen.leases_lost && self.leases_hold() {
+            if seen.leased && !own && st.pages.leases_lost() == seen.leases_lost && self.leader.leases_hold()
+            {
                 return Ok(false);
             }
         }
@@ -446,7 +425,7 @@ impl Inner {
         let calls: Vec<BoxFuture<'_, Result<Vec<Part>>>> = wanted
             .iter()
             .map(|(stripe, cells)| {
-                let s = self.stripe_ref(object, layout, *stripe, deadline);
+                let s = self.data.stripe(object, layout, *stripe, deadline);
                 Box::pin(self.data.read_cells(s, cells)) as BoxFuture<'_, _>
             })
             .collect();
@@ -474,7 +453,7 @@ impl Inner {
         }
         let n = (bytes.len() as u64).min(size - at) as usize;
         if n > 0 {
-            self.cache().insert(inode.ino, at, bytes.slice(..n), false, ahead, &self.budget);
+            self.memory.keep(inode.ino, at, bytes.slice(..n), false, ahead);
         }
     }
 
@@ -490,7 +469,7 @@ impl Inner {
         if len == 0 {
             return;
         }
-        let window_max = (self.budget.limit_bytes() / 8).clamp(MIB, 32 * MIB);
+        let window_max = (self.memory.budget().limit_bytes() / 8).clamp(MIB, 32 * MIB);
         for (at, n) in st.pages.note_read(offset, len, size, window_max) {
             for (a, b) in by_stripe(&layout, at, at + n) {
                 let under_way = st.pages.is_fetching(a, b);
@@ -518,13 +497,13 @@ impl Inner {
         data_change: u64,
     ) {
         let cached: u64 = {
-            let cache = self.cache();
+            let cache = self.memory.cache();
             cache.covered(inode.ino, range.0, range.1)
         };
         if cached == range.1 - range.0 {
             return;
         }
-        match self.fetch(inode, layout, &[range], self.deadline()).await {
+        match self.fetch(inode, layout, &[range], self.leader.deadline()).await {
             Ok(fetched) => {
                 for (at, bytes) in fetched.parts {
                     self.keep_fetched(inode, at, &bytes, size, data_change, true);

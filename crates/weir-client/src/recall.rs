@@ -6,8 +6,9 @@
 //! never zeros. A mover's stripe is written under the token epoch of its recall, so a late one changes
 //! nothing.
 use crate::api::Handle;
+use crate::data::STRIPE_PARTS;
 use crate::data::{Fragment, encode};
-use crate::inner::{Inner, STRIPE_PARTS, layout_of};
+use crate::inner::{Inner, layout_of};
 use crate::inode::{Inode, Ranges, State, touches};
 use crate::leader::Change;
 use bytes::Bytes;
@@ -187,7 +188,7 @@ impl Inner {
             };
             TakeRecalls { session, max, wait_ms, busy: busy.iter().map(id).collect() }
         };
-        let taken = self.leader.ask_until(self.deadline() + wait, ask).await?;
+        let taken = self.leader.ask_until(self.leader.deadline() + wait, ask).await?;
         let mut recalls = Vec::new();
         for work in taken.recalls {
             work.layout.check()?;
@@ -213,8 +214,8 @@ impl Inner {
         let mut rest = data;
         while !rest.is_empty() {
             let part = rest.split_to(rest.len().min(stripe_bytes as usize));
-            let _permit = self.sends.in_flight.acquire_many(STRIPE_PARTS).await.expect("never closed");
-            let s = self.stripe_ref(object, layout, layout.stripe_of(at), self.deadline());
+            let _permit = self.data.flight.enter(STRIPE_PARTS).await;
+            let s = self.data.stripe(object, layout, layout.stripe_of(at), self.leader.deadline());
             at += part.len() as u64;
             let fragments = self.fragments_of(&layout, part)?;
             self.data.write_stripe(s, version, WriteMode::Fill, &[], &fragments, false).await?;
@@ -253,13 +254,13 @@ impl Inner {
     // ---- people and policies
 
     pub async fn evict(&self, cred: &Cred, ino: InodeId, from: u64, to: u64) -> Result<Evicted> {
-        if let Some(inode) = self.known_inode(ino).filter(|inode| self.is_open_for_writing(inode)) {
+        if let Some(inode) = self.inodes.known(ino).filter(|inode| self.is_open_for_writing(inode)) {
             return self.evict_own(cred, &inode, from, to).await;
         }
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let ask = |op| Evict { op, cred: cred.clone(), ino, from, to, under: 0 };
         let evicted = self.leader.change(Change::once(), ask).await?;
-        self.apply_unasked(&mut self.inode(ino).lock(), &evicted.entry, revoke_clock);
+        self.inodes.apply_unasked(&mut self.inodes.get(ino).lock(), &evicted.entry, revoke_clock);
         Ok(evicted)
     }
 
@@ -268,29 +269,29 @@ impl Inner {
     }
 
     pub fn may_wait_for_home(&self, handle: Handle) -> bool {
-        let file = self.open_file(handle);
+        let file = self.handles.open_file(handle);
         file.is_some_and(|f| f.inode.lock().attr.as_ref().is_some_and(|a| a.evicted > 0))
     }
 
     pub async fn recall_for(&self, handle: Handle, offset: Option<u64>, len: usize) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         let from = offset.unwrap_or_else(|| file.inode.lock().size());
         self.recall(&file.inode, from, from.saturating_add(len as u64)).await.map(|_| ())
     }
 
     /// Waits until all of a file is online.
     pub async fn recall_file(&self, ino: InodeId) -> Result<()> {
-        let inode = self.inode(ino);
+        let inode = self.inodes.get(ino);
         self.refresh(&inode).await?;
         self.want_recall(ino, 0, u64::MAX).await?;
         self.recall(&inode, 0, u64::MAX).await.map(|_| ())
     }
 
     pub async fn pin(&self, cred: &Cred, ino: InodeId, pinned: bool) -> Result<()> {
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let ask = |op| SetPinned { op, cred: cred.clone(), ino, pinned };
         let entry = self.leader.change(Change::once(), ask).await?;
-        self.apply_unasked(&mut self.inode(ino).lock(), &entry, revoke_clock);
+        self.inodes.apply_unasked(&mut self.inodes.get(ino).lock(), &entry, revoke_clock);
         Ok(())
     }
 

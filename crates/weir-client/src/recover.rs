@@ -23,7 +23,7 @@ impl Inner {
     /// Finishes the work of a dead writer: fences it, decides prepared stripes, truncates bytes that were
     /// never committed.
     pub async fn recover(&self, inode: &Arc<Inode>) -> Result<()> {
-        let (mut crossed, deadline) = (0, self.deadline());
+        let (mut crossed, deadline) = (0, self.leader.deadline());
         loop {
             self.wait_to_recover(inode, deadline).await?;
             let _one = inode.flushing.lock().await;
@@ -84,7 +84,13 @@ impl Inner {
             let first_after = first_stripe_after(size, layout.stripe_bytes());
             let doubt = self
                 .data
-                .drop_file(self.file_id(object), &layout, first_after, token_epoch, self.deadline())
+                .drop_file(
+                    self.data.file_id(object),
+                    &layout,
+                    first_after,
+                    token_epoch,
+                    self.leader.deadline(),
+                )
                 .await?;
             let mut in_doubt: Vec<(u64, PgId, Version)> = doubt
                 .iter()
@@ -93,16 +99,16 @@ impl Inner {
                 .collect();
             in_doubt.dedup();
             for (stripe, _, version) in in_doubt {
-                let s = self.stripe_ref(object, layout, stripe, self.deadline());
+                let s = self.data.stripe(object, layout, stripe, self.leader.deadline());
                 self.decide(s, version, token_epoch).await?;
             }
             self.zero_tail(inode, layout, size, u64::MAX, token_epoch).await?;
         }
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let ino = inode.ino;
         let entry = self.leader.change(Change::repeatable(), |op| Recovered { op, ino, token_epoch }).await?;
         tracing::info!("file {ino}: recovered after its writer's death, {size} bytes");
-        self.apply(&entry, revoke_clock);
+        self.inodes.apply(&entry, revoke_clock);
         let mut st = inode.lock();
         st.lease.note_recovery(false);
         let is_ours = st.lease.is_write();
@@ -167,7 +173,7 @@ impl Inner {
             .segments(size, len)
             .map(|p| Overlay { index: p.cell, offset: p.offset, len: p.len, payload: None })
             .collect();
-        let s = self.stripe_ref(inode.lock().object(inode.ino), layout, stripe, self.deadline());
+        let s = self.data.stripe(inode.lock().object(inode.ino), layout, stripe, self.leader.deadline());
         self.data.write_overlays(s, token_epoch, &overlays).await
     }
 
@@ -205,8 +211,8 @@ impl Inner {
         let (size, end, token_epoch) = (entry.attr.size, entry.lease.data_end, entry.lease.token_epoch);
         if end > size {
             let first_after = first_stripe_after(size, layout.stripe_bytes());
-            let file = self.file_id(entry.attr.layers.map_or(inode.ino, |l| l.object));
-            self.data.drop_file(file, &layout, first_after, token_epoch, self.deadline()).await?;
+            let file = self.data.file_id(entry.attr.layers.map_or(inode.ino, |l| l.object));
+            self.data.drop_file(file, &layout, first_after, token_epoch, self.leader.deadline()).await?;
             self.zero_tail(inode, layout, size, end, token_epoch).await?;
         }
         {
@@ -224,9 +230,9 @@ impl Inner {
             return Ok(true); // another writer died: the client that recovers the file reports it
         }
         // Other clients write this file, too: they need not do the same.
-        let (revoke_clock, ino) = (self.revoke_clock(), inode.ino);
+        let (revoke_clock, ino) = (self.inodes.revoke_clock(), inode.ino);
         match self.leader.change(Change::repeatable(), |op| Recovered { op, ino, token_epoch }).await {
-            Ok(entry) => drop(self.apply(&entry, revoke_clock)),
+            Ok(entry) => drop(self.inodes.apply(&entry, revoke_clock)),
             // Another client has truncated it since, and reports it.
             Err(e) if e.kind == ErrorKind::Stale => {}
             Err(e) => return Err(e),

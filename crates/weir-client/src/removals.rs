@@ -8,6 +8,7 @@ use crate::inner::Inner;
 use crate::inode::{Birth, Inode, State};
 use crate::leader::Change;
 use crate::table::births::{Unreported, What};
+use crate::wall_time;
 use bytes::Bytes;
 use std::sync::Arc;
 use weir_proto::births::{Removal, RemoveMany};
@@ -28,13 +29,13 @@ enum Way {
 impl Inner {
     /// Removes a file locally; false: ask the leader.
     pub fn try_remove(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> bool {
-        let may = self.config.local_creates_after.is_some() && self.leases_hold() && name != TRASH;
+        let may = self.config.local_creates_after.is_some() && self.leader.leases_hold() && name != TRASH;
         if !may || !self.may_open_unasked(cred.uid) {
             return false;
         }
-        let Some(dir) = self.known_inode(parent) else { return false };
+        let Some(dir) = self.inodes.known(parent) else { return false };
         let Some((ino, dir_attr)) = self.may_remove(&dir.lock(), cred, name) else { return false };
-        let Some(inode) = self.known_inode(ino) else { return false };
+        let Some(inode) = self.inodes.known(ino) else { return false };
         let Some(before) = begin_removal(&mut inode.lock(), cred, &dir_attr) else { return false };
         match self.remove_name(&dir, &inode, cred, name, &before) {
             Some(Way::Cancelled) => self.end_cancelled(&inode),
@@ -70,7 +71,7 @@ impl Inner {
         let found = self.may_remove(&st, cred, name).map(|(ino, _)| ino);
         let mut log = self.tables.births.lock();
         let may = found == Some(inode.ino) && log.is_open(dir.ino) && log.unsent(dir.ino) < UNSENT_MAX;
-        let now = self.now();
+        let now = wall_time(&self.env);
         let way = match before {
             _ if !may => return None,
             Birth::Unsent if log.cancel(dir.ino, inode.ino) => Way::Cancelled,
@@ -101,21 +102,21 @@ impl Inner {
                 attr.nlink = 0;
             }
         }
-        self.cache().remove_inode(inode.ino);
-        self.forget_dirty(inode.ino);
-        self.remove_unused_inode(inode);
+        self.memory.cache().remove_inode(inode.ino);
+        self.inodes.forget_dirty(inode.ino);
+        self.inodes.remove_unused(inode);
         inode.changed.notify_waiters();
         self.tables.births.settled.notify_waiters();
     }
 
     pub async fn report_removals(&self, dir: InodeId, cred: &Cred, batch: &[Unreported]) {
-        let revoke_clock = self.revoke_clock();
+        let revoke_clock = self.inodes.revoke_clock();
         let removals: Vec<Removal> = batch.iter().map(removal).collect();
         let make = |op| RemoveMany { op, cred: cred.clone(), dir, removals: removals.clone() };
         match self.leader.change(Change::once(), make).await {
             Ok(removed) => {
                 batch.iter().for_each(|unreported| end_removal(&mut unreported.inode.lock()));
-                self.apply_attr(&removed.parent_attr, revoke_clock);
+                self.inodes.apply_attr(&removed.parent_attr, revoke_clock);
             }
             Err(e) => {
                 if let Some(more) = self.env.watch.line("files could not be removed") {
@@ -136,7 +137,7 @@ impl Inner {
         let name = String::from_utf8_lossy(&unreported.name).into_owned();
         let what = format!("the removal of file {ino} ({name:?}) was not made durable");
         let e = why.clone().of_kind(ErrorKind::Io).doing(what);
-        self.note_loss(ino, &e);
+        self.losses.note(ino, &e);
         self.tables.births.lock().note_lost(dir, e);
         end_removal(&mut unreported.inode.lock());
         unreported.inode.changed.notify_waiters();

@@ -4,6 +4,7 @@
 use crate::births::permits;
 use crate::inner::Inner;
 use crate::inode::{Birth, State};
+use crate::wall_time;
 use bytes::Bytes;
 use weir_proto::InodeId;
 use weir_proto::meta::{Attr, Cred, Time};
@@ -14,12 +15,12 @@ const STICKY: u32 = 0o1000;
 impl Inner {
     /// Renames a file locally; false: ask the leader.
     pub fn try_rename(&self, cred: &Cred, dir: InodeId, name: &[u8], new_name: &[u8]) -> bool {
-        let may = self.config.local_creates_after.is_some() && self.leases_hold();
+        let may = self.config.local_creates_after.is_some() && self.leader.leases_hold();
         if !may || [name, new_name].contains(&TRASH) || !self.may_open_unasked(cred.uid) {
             return false;
         }
-        let Some(parent) = self.known_inode(dir) else { return false };
-        let now = self.now();
+        let Some(parent) = self.inodes.known(dir) else { return false };
+        let now = wall_time(&self.env);
         let ino = {
             let mut st = parent.lock();
             let Some(ino) = may_rename(&st, cred, name, new_name) else { return false };
@@ -34,7 +35,7 @@ impl Inner {
             st.pages.note_not_lent();
             ino
         };
-        if let Some(inode) = self.known_inode(ino) {
+        if let Some(inode) = self.inodes.known(ino) {
             let mut st = inode.lock();
             if matches!(st.birth, Birth::Unsent)
                 && let Some(attr) = &mut st.attr

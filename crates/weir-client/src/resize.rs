@@ -4,12 +4,14 @@
 //! and reads the file again.
 use crate::api::{Allocate, Handle, SetAttrs, Stat};
 use crate::direct::WriteTarget;
-use crate::inner::{Inner, OpenFile, layout_of};
+use crate::handles::OpenFile;
+use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, Wish};
 use crate::join::join_all;
 use crate::leader::Change;
 use crate::plan::Occasion;
 use crate::seek::STRIPES_AT_ONCE;
+use crate::wall_time;
 use crate::write::{TRIES_MAX, Way, is_ready_to_buffer, not_for_writing, too_big};
 use std::ops::Range;
 use std::sync::Arc;
@@ -96,14 +98,14 @@ impl Inner {
         size: Option<u64>,
         exclusive: bool,
     ) -> Result<Stat> {
-        let now = self.now();
+        let now = wall_time(&self.env);
         let time = |t: Option<crate::api::SetTime>| {
             t.map(|t| match t {
                 crate::api::SetTime::Now => now,
                 crate::api::SetTime::At(t) => t,
             })
         };
-        let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
+        let (ino, revoke_clock) = (inode.ino, self.inodes.revoke_clock());
         let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
         let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
         let before = inode.lock().write.sent_end();
@@ -111,7 +113,7 @@ impl Inner {
         if let Some(size) = size {
             self.truncate_local(inode, size, before, exclusive);
         }
-        Ok(self.apply(&entry, revoke_clock))
+        Ok(self.inodes.apply(&entry, revoke_clock))
     }
 
     /// This client has set the file to `size`: its knowledge of data beyond is outdated.
@@ -135,11 +137,11 @@ impl Inner {
         }
         st.quota.note_truncated(before, size);
         self.settle_reservation(&mut st);
-        self.cache().remove(inode.ino, size, u64::MAX);
+        self.memory.cache().remove(inode.ino, size, u64::MAX);
     }
 
     pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         if !file.mode.write {
             return Err(not_for_writing(handle));
         }
@@ -170,7 +172,7 @@ impl Inner {
     async fn reserve(&self, file: &OpenFile, wish: Wish) -> Result<()> {
         let inode = &file.inode;
         let _grows = inode.growing.lock().await;
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         for _ in 0..TRIES_MAX {
             let way = self.prepare_write(inode, Some(wish.end), 0).await?;
             file.works()?;
@@ -192,9 +194,13 @@ impl Inner {
                 st.changed.add(size, wish.end);
             }
             // Even if nothing is missing: the times change.
-            st.note_write(if wish.grows { wish.end } else { size }, self.now(), self.env.clock.now());
+            st.note_write(
+                if wish.grows { wish.end } else { size },
+                wall_time(&self.env),
+                self.env.clock.now(),
+            );
             self.settle_reservation(&mut st);
-            self.note_dirty(inode.ino);
+            self.inodes.note_dirty(inode.ino);
             return Ok(());
         }
         Err(Error::unavailable(format!(
@@ -276,7 +282,7 @@ impl Inner {
             _ => 0,
         };
         let most = if frees && freed > 0 { self.most_data(inode, own, freed).await } else { None };
-        let mtime = self.now();
+        let mtime = wall_time(&self.env);
         let mut st = inode.lock();
         st.pages.note_change();
         st.changed.add(offset, end);
@@ -292,8 +298,8 @@ impl Inner {
             st.direct.note_pending(true);
         }
         self.settle_reservation(&mut st);
-        self.note_dirty(inode.ino);
-        self.cache().remove(inode.ino, offset, end);
+        self.inodes.note_dirty(inode.ino);
+        self.memory.cache().remove(inode.ino, offset, end);
         done
     }
 
@@ -329,13 +335,14 @@ impl Inner {
         let Range { start, end } = whole;
         let (mut stripe, to) = (layout.stripe_of(start), layout.stripe_of(end - 1) + 1);
         for _ in 0..EMPTIED_MAX / STRIPES_AT_ONCE {
-            let known = self.data.next_stripe(self.stripe_ref(own, layout, stripe, self.deadline())).await;
+            let known =
+                self.data.next_stripe(self.data.stripe(own, layout, stripe, self.leader.deadline())).await;
             stripe = known.unwrap_or(to).min(to);
             let next = to.min(stripe + STRIPES_AT_ONCE);
             let emptied = (stripe..next).map(|s| {
-                let deadline = self.deadline();
+                let deadline = self.leader.deadline();
                 Box::pin(async move {
-                    let cells = self.data.cells_with_data(self.stripe_ref(own, layout, s, deadline)).await;
+                    let cells = self.data.cells_with_data(self.data.stripe(own, layout, s, deadline)).await;
                     if !cells.contains(&true) {
                         return Ok(true);
                     }

@@ -35,12 +35,12 @@ impl Inner {
     }
 
     async fn seek(&self, handle: Handle, offset: u64, data: bool) -> Result<Option<u64>> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         loop {
             self.wait_for_own_eviction(&file.inode, 0, u64::MAX).await;
             if file.inode.lock().opens.is_for_writing() {
                 // Stores to mapped memory are nowhere else until the kernel has to write them back.
-                self.invalidate(file.inode.ino, Forget::All).await;
+                self.kernel.invalidate(file.inode.ino, Forget::All).await;
             }
             // Targets know the bytes that were sent to them.
             self.flush(&file.inode, Occasion::Growing, false).await?;
@@ -65,7 +65,7 @@ impl Inner {
         let Some(layout) = layout.filter(|_| inline == Inline::No) else {
             return Ok(Some(if data { offset } else { size }));
         };
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         let mut away = self.away(inode, offset).await?;
         // A range in an older object counts as data.
         let up = |at: u64| at.checked_next_multiple_of(layout.stripe_bytes()).unwrap_or(u64::MAX);
@@ -85,7 +85,7 @@ impl Inner {
                     let all = vec![true; usize::from(layout.scheme.data)];
                     return Box::pin(std::future::ready(all)) as BoxFuture<'_, Vec<bool>>;
                 }
-                let s = self.stripe_ref(object, layout, s, deadline);
+                let s = self.data.stripe(object, layout, s, deadline);
                 Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
             });
             let cells: Vec<bool> = join_all(asked.collect()).await.concat();
@@ -94,7 +94,7 @@ impl Inner {
             }
             stripe = next;
             if data && stripe <= last {
-                let known = self.data.next_stripe(self.stripe_ref(object, layout, stripe, deadline)).await;
+                let known = self.data.next_stripe(self.data.stripe(object, layout, stripe, deadline)).await;
                 let elsewhere = away.iter().filter(|(_, to)| *to > layout.stripe_start(stripe));
                 let elsewhere = elsewhere.map(|(from, _)| layout.stripe_of(*from).max(stripe));
                 match elsewhere.chain(known).min() {
@@ -109,14 +109,14 @@ impl Inner {
     /// Upper bound of the data in an object of `size` bytes: cells with data, whole. `None`: it takes too
     /// long to count.
     pub async fn data_bytes(&self, object: InodeId, layout: Layout, size: u64) -> Option<u64> {
-        let (mut bytes, mut stripe, deadline) = (0, 0, self.deadline());
+        let (mut bytes, mut stripe, deadline) = (0, 0, self.leader.deadline());
         for _ in 0..STRIPES_MAX / STRIPES_AT_ONCE {
-            stripe = match self.data.next_stripe(self.stripe_ref(object, layout, stripe, deadline)).await {
+            stripe = match self.data.next_stripe(self.data.stripe(object, layout, stripe, deadline)).await {
                 Some(next) if layout.stripe_start(next) < size => next,
                 _ => return Some(bytes),
             };
             let asked = (stripe..stripe + STRIPES_AT_ONCE).map(|s| {
-                let s = self.stripe_ref(object, layout, s, deadline);
+                let s = self.data.stripe(object, layout, s, deadline);
                 Box::pin(self.data.cells_with_data(s)) as BoxFuture<'_, Vec<bool>>
             });
             let cells = join_all(asked.collect()).await.concat();

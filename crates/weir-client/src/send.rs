@@ -5,11 +5,12 @@
 mod again;
 mod content;
 
+use crate::data::STRIPE_PARTS;
 use crate::data::{Done, FULL_PATIENCE, Fragment, Overlay, StripeRef};
 use crate::flush::is_much_unreported;
-use crate::inner::{Inner, STRIPE_PARTS, layout_of};
+use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State, Unresolved};
-use crate::lease::UnprotectedPages;
+use crate::kernel::UnprotectedPages;
 use crate::plan::{Occasion, SendAs, StripeFacts};
 use crate::{crash_points, plan};
 use bytes::Bytes;
@@ -212,7 +213,7 @@ impl Inner {
     }
 
     fn forget_cached(&self, inode: &Inode, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) {
-        let (start, mut cache) = (layout.stripe_start(stripe), self.cache());
+        let (start, mut cache) = (layout.stripe_start(stripe), self.memory.cache());
         for (at, bytes) in parts {
             let from = start + u64::from(*at);
             cache.remove(inode.ino, from, from + bytes.len() as u64);
@@ -226,7 +227,7 @@ impl Inner {
         }
         let start = layout.stripe_start(stripe);
         let newer = st.write.dirty_ranges(stripe);
-        let mut cache = self.cache();
+        let mut cache = self.memory.cache();
         if parts.len() > KEPT_PARTS_MAX {
             return cache.remove(inode.ino, start, layout.stripe_start(stripe + 1));
         }
@@ -237,7 +238,7 @@ impl Inner {
             if newer.iter().any(|(a, b)| *a < end && *b > at) {
                 continue;
             }
-            cache.insert(inode.ino, start + u64::from(at), bytes, true, false, &self.budget);
+            cache.insert(inode.ino, start + u64::from(at), bytes, true, false, self.memory.budget());
         }
     }
 
@@ -264,7 +265,7 @@ impl Inner {
             match outcome {
                 Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
                 Err(e) if e.kind == ErrorKind::NoSpace && write_generation == send.write_generation => {
-                    let s = self.stripe_ref(send.object, send.layout, send.stripe, full_until);
+                    let s = self.data.stripe(send.object, send.layout, send.stripe, full_until);
                     if !self.data.is_moved(&s, full_until).await {
                         return Err(e);
                     }
@@ -284,14 +285,14 @@ impl Inner {
         self.await_birth(&send.inode).await?;
         let floor = self.write_floor(&send.inode).await?;
         let floored = |deadline| {
-            let s = self.stripe_ref(send.object, send.layout, send.stripe, deadline);
+            let s = self.data.stripe(send.object, send.layout, send.stripe, deadline);
             StripeRef { floor, ..s }
         };
         if !send.parts.is_empty() {
             // Without a permit: stripes of other groups proceed meanwhile.
             self.data.writable_view(&floored(self.env.clock.now() + send.patience)).await?;
         }
-        let _permit = self.sends.in_flight.acquire_many(parts).await.expect("never closed");
+        let _permit = self.data.flight.enter(parts).await;
         let deadline = self.env.clock.now() + send.patience;
         self.mark(&send.inode).await?;
         send.inode.check_generation(send.write_generation)?;
@@ -352,7 +353,7 @@ impl Inner {
         stripe: u64,
         end: u64,
     ) -> Result<bool> {
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         let send = loop {
             let changed = inode.changed.notified();
             if let Some(begun) = self.begin_to_empty(inode, own, stripe, end)? {
@@ -375,7 +376,11 @@ impl Inner {
                 let mut st = inode.lock();
                 st.write.end_send(stripe);
                 st.pages.note_change();
-                me.cache().remove(inode.ino, layout.stripe_start(stripe), layout.stripe_start(stripe + 1));
+                me.memory.cache().remove(
+                    inode.ino,
+                    layout.stripe_start(stripe),
+                    layout.stripe_start(stripe + 1),
+                );
                 if st.write.generation() == write_generation
                     && st.write.is_complete(&layout, stripe)
                     && let Err(e) = me.start_send(&inode, &mut st, stripe, Occasion::Growing)
@@ -427,7 +432,7 @@ impl Inner {
                 Content::Merged => self.merged_fragments(send, s).await?,
             };
             lowest = lowest.max(Version((base.0 + u64::from(SEAL_VERSIONS) + 2) & !1));
-            let version = self.sends.next_version_from(send.token_epoch, lowest);
+            let version = self.data.flight.next_version_from(send.token_epoch, lowest);
             let written =
                 self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, &fragments, false).await;
             let e = match written {
@@ -464,7 +469,7 @@ impl Inner {
     }
 
     async fn write_fresh(&self, s: StripeRef, token_epoch: u32, fragments: &[Fragment]) -> Result<()> {
-        let version = Version::new(token_epoch, self.sends.next_version());
+        let version = Version::new(token_epoch, self.data.flight.next_version());
         self.data.write_stripe(s, version, WriteMode::Fresh, &[], fragments, false).await.map(drop)
     }
 
@@ -494,16 +499,16 @@ impl Inner {
             let (start, end) = (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1));
             st.pages.note_change();
             st.changed.add(start, end);
-            self.cache().remove(inode.ino, start, end);
+            self.memory.cache().remove(inode.ino, start, end);
             UnprotectedPages::of(inode, &mut st)
         };
-        self.drop_unprotected_pages(unprotected);
+        self.kernel.drop_pages(unprotected);
     }
 
     /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no
     /// space, and a rebuild uses the higher version.
     async fn take_back_fresh(&self, send: &Send) -> Result<()> {
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+        let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
         let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
         let fragments = vec![empty; send.layout.scheme.width()];
         self.write_fresh(s, send.token_epoch, &fragments).await?;
@@ -517,7 +522,7 @@ impl Inner {
         if why.kind == ErrorKind::Stale {
             return; // fenced: the client that recovers the file decides
         }
-        let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+        let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
         self.note_unresolved(send, Unresolved::InDoubt(version));
         match self.data.drop_prepared(s, version, self.token_epoch_of(send)).await {
             Ok(()) => self.note_whole(send),

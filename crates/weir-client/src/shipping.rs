@@ -53,7 +53,7 @@ impl Client {
                 wait_ms,
                 limited_by: limited_by.clone(),
             };
-            let taken = self.inner.leader.ask_once(self.inner.deadline() + wait, &ask).await?;
+            let taken = self.inner.leader.ask_once(self.inner.leader.deadline() + wait, &ask).await?;
             self.inner.data.need_map(taken.map_version);
             Ok(taken)
         })
@@ -110,7 +110,7 @@ impl Client {
     pub fn recover_file(&self, ino: InodeId) -> BoxFuture<'_, Result<()>> {
         Box::pin(async move {
             let opened = self.open(&Cred { uid: 0, gid: 0, groups: vec![0] }, ino, OpenMode::WRITE).await?;
-            let recovered = match self.inner.handle(opened.handle) {
+            let recovered = match self.inner.handles.get(opened.handle) {
                 Ok(file) => self.inner.recover(&file.inode).await,
                 Err(e) => Err(e),
             };
@@ -147,7 +147,7 @@ impl Client {
             let layout = work.layout.ok_or_else(|| gone("are not on targets"))?;
             let stripe_start = layout.stripe_start(layout.stripe_of(offset));
             let (own, layers) = self.where_bytes_are(work, stripe_start).await?;
-            let deadline = self.inner.deadline();
+            let deadline = self.inner.leader.deadline();
             let fetched = self.inner.fetch_layered(&layers, own, layout, &[(offset, end)], deadline).await?;
             if fetched.holes {
                 // Zeros because nothing was written, or because it is at a home only, or was moved to another
@@ -282,7 +282,7 @@ impl Client {
                 let (cred, cursor) = (cred.clone(), cursor.map(str::to_owned));
                 ReadChanges { session, cred, volume, cursor, after, limit, wait_ms }
             };
-            self.inner.leader.ask_until(self.inner.deadline() + wait, ask).await
+            self.inner.leader.ask_until(self.inner.leader.deadline() + wait, ask).await
         })
     }
     /// Creates the cursor if it is missing: then changes are kept for it from now on.

@@ -67,7 +67,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<Snapshot>> {
         Box::pin(async move {
             let take = |op| SnapshotTake { op, cred: cred.clone(), volume, name: name.to_owned() };
-            let deadline = self.inner.deadline() + self.inner.config.recall_patience;
+            let deadline = self.inner.leader.deadline() + self.inner.config.recall_patience;
             self.inner.leader.change(Change::once().until(deadline), take).await
         })
     }
@@ -238,7 +238,7 @@ impl Inner {
     /// A dead writer's last stripes are decided once, for the file and for its versions in snapshots and
     /// clones.
     pub async fn decide_what_was_left(&self, ino: InodeId) -> Result<()> {
-        let inode = self.inode(ino);
+        let inode = self.inodes.get(ino);
         let recovered = async {
             // A lease from before the death does not show it.
             self.refresh(&inode).await?;
@@ -260,7 +260,7 @@ impl Inner {
             }
             opened => (opened?, superuser()),
         };
-        self.leaves_access_time(opened.handle);
+        self.handles.leave_access_time(opened.handle);
         Ok(Itself { client: self.arc(), handle: opened.handle, opened_by })
     }
 
@@ -312,7 +312,8 @@ impl Inner {
         }
         let Some(layout) = attr.layout else { return Ok(Bytes::from(data)) };
         let own = attr.layers.map_or(ino, |l| l.object);
-        let fetched = self.fetch_layered(&file.layers, own, layout, &[(from, to)], self.deadline()).await?;
+        let fetched =
+            self.fetch_layered(&file.layers, own, layout, &[(from, to)], self.leader.deadline()).await?;
         if fetched.holes {
             // Bytes of a removed snapshot look like a hole.
             let snapshot = file.snapshot;

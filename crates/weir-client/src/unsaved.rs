@@ -4,7 +4,7 @@ use crate::Client;
 impl Client {
     /// Bytes that programs have written and that no target has acknowledged yet.
     pub fn unsaved_bytes(&self) -> u64 {
-        let all = self.inner.dirty_inodes().into_iter().filter_map(|ino| self.inner.known_inode(ino));
+        let all = self.inner.inodes.dirty().into_iter();
         all.map(|inode| inode.lock().write.unsaved_bytes()).sum()
     }
 }

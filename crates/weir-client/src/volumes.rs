@@ -191,7 +191,7 @@ impl Client {
         }
         let cluster = &self.inner.data.cluster;
         let scheme = policy.scheme.unwrap_or(cluster.map().settings.scheme);
-        let deadline = self.inner.deadline();
+        let deadline = self.inner.leader.deadline();
         let is_away = |e: &Error| matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Deadline);
         loop {
             match cluster.make_groups(policy.pool.clone(), scheme).await {

@@ -5,10 +5,12 @@
 //! grows.
 use crate::api::Handle;
 use crate::dirty::NoMemory;
-use crate::inner::{Inner, OpenFile, layout_of};
+use crate::handles::OpenFile;
+use crate::inner::{Inner, layout_of};
 use crate::inode::{Inline, Inode, State};
-use crate::lease::UnprotectedPages;
+use crate::kernel::UnprotectedPages;
 use crate::plan::Occasion;
+use crate::wall_time;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,14 +57,14 @@ enum Taken {
 impl Inner {
     /// Accepts the bytes at once if lease and memory allow it. `offset` `None`: at the end of the file.
     pub fn try_write(&self, handle: Handle, offset: Option<u64>, data: &[u8]) -> Option<Result<usize>> {
-        let file = match self.handle(handle) {
+        let file = match self.handles.get(handle) {
             Ok(file) => file,
             Err(e) => return Some(Err(e)),
         };
         if !file.mode.write {
             return Some(Err(not_for_writing(handle)));
         }
-        if !self.leases_hold() {
+        if !self.leader.leases_hold() {
             return None;
         }
         let mut st = file.inode.lock();
@@ -86,7 +88,7 @@ impl Inner {
         if data.is_empty() {
             return Ok(Taken::All);
         }
-        if whole && self.budget.used_bytes() >= self.budget.limit_bytes() && !self.cache().evict_one() {
+        if whole && !self.memory.make_space() {
             return Ok(Taken::NoMemory);
         }
         if !is_ready_to_buffer(st, end) || st.is_away(offset, end) || st.is_layered(offset, end) {
@@ -101,8 +103,8 @@ impl Inner {
         for (stripe, within, part) in by_stripe(&layout, offset, data) {
             let first = stripe == 0;
             // An append is buffered atomically: another client may append while we wait for memory.
-            let anyway = |n| whole.then(|| self.budget.buffer_anyway(&self.env.buffers, n));
-            let mut buffer = |n| self.buffer(n).or_else(|| anyway(n));
+            let anyway = |n| whole.then(|| self.memory.buffer_anyway(n));
+            let mut buffer = |n| self.memory.buffer(n).or_else(|| anyway(n));
             let buf = st.write.buffer(stripe);
             match buf.write(within, part, layout.cell_bytes(), first, &mut buffer) {
                 Ok(()) => {}
@@ -115,12 +117,12 @@ impl Inner {
             let start = layout.stripe_start(stripe) + u64::from(within);
             let growth = st.growth(start, start + part.len() as u64);
             st.quota.note_growth(growth);
-            st.note_write(start + part.len() as u64, self.now(), self.env.clock.now());
-            self.cache().remove(inode.ino, start, start + part.len() as u64);
+            st.note_write(start + part.len() as u64, wall_time(&self.env), self.env.clock.now());
+            self.memory.cache().remove(inode.ino, start, start + part.len() as u64);
             self.send_if_full(inode, st, &layout, stripe)?;
         }
         if st.is_dirty() {
-            self.note_dirty(inode.ino);
+            self.inodes.note_dirty(inode.ino);
         }
         self.settle_reservation(st);
         if matches!(taken, Taken::All) {
@@ -136,22 +138,10 @@ impl Inner {
         Ok(())
     }
 
-    /// A charged buffer; cached data is evicted for it.
-    fn buffer(&self, len: usize) -> Option<crate::budget::Charged> {
-        loop {
-            if let Some(buffer) = self.budget.try_buffer(&self.env.buffers, len) {
-                return Some(buffer);
-            }
-            if !self.cache().evict_one() {
-                return None;
-            }
-        }
-    }
-
     /// `offset` `None`: at the end of the file at the moment when the bytes are accepted.
     pub async fn write(&self, handle: Handle, offset: Option<u64>, data: Bytes) -> Result<usize> {
-        self.sure_of_leases().await?; // this write reports losses, not a later one
-        let file = self.handle(handle)?;
+        self.leader.sure_of_leases().await?; // this write reports losses, not a later one
+        let file = self.handles.get(handle)?;
         if !file.mode.write {
             return Err(not_for_writing(handle));
         }
@@ -173,12 +163,12 @@ impl Inner {
             }
         }
         // The kernel keeps pages of this handle, including those written now.
-        let unprotected = file.kernel_cache.load(Relaxed).then(|| {
+        let unprotected = file.keeps_pages().then(|| {
             let mut st = file.inode.lock();
             (!st.lease.is_held()).then(|| UnprotectedPages::of(&file.inode, &mut st))
         });
         if let Some(unprotected) = unprotected.flatten() {
-            self.drop_unprotected_pages(unprotected);
+            self.kernel.drop_pages(unprotected);
         }
         Ok(done)
     }
@@ -186,7 +176,7 @@ impl Inner {
     /// One step of a write at an offset: returns the number of bytes, fewer if a volume's limit is met.
     pub async fn write_step(&self, file: &OpenFile, offset: u64, data: &Bytes) -> Result<usize> {
         let inode = &file.inode;
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         for _ in 0..TRIES_MAX {
             if self.prepare_write(inode, Some(offset), data.len()).await? == Way::Direct {
                 break;
@@ -210,7 +200,7 @@ impl Inner {
     ) -> Result<bool> {
         let inode = &file.inode;
         loop {
-            let freed = self.budget.freed();
+            let freed = self.memory.budget().freed();
             file.works()?;
             let taken = self.take(inode, &mut inode.lock(), at, data)?;
             match taken {
@@ -222,7 +212,7 @@ impl Inner {
                 return Err(Error::deadline(format!(
                     "write file {}: no memory became free, {} bytes wait to be written to targets",
                     inode.ino,
-                    self.budget.used_bytes()
+                    self.memory.budget().used_bytes()
                 )));
             }
             self.relieve();
@@ -247,7 +237,7 @@ impl Inner {
         self.wait_for_recall(inode).await;
         let from = offset.unwrap_or(u64::MAX); // the end of the file is never evicted while it is written
         self.wait_for_own_eviction(inode, from, from.saturating_add(len as u64)).await;
-        self.sure_of_leases().await?;
+        self.leader.sure_of_leases().await?;
         let (is_ours, recover) = {
             let st = inode.lock();
             (st.lease.is_write(), st.lease.needs_recovery())
@@ -305,7 +295,7 @@ impl Inner {
     }
 
     pub fn fences(&self) -> Fences {
-        Fences { met: 0, deadline: self.deadline() }
+        Fences { met: 0, deadline: self.leader.deadline() }
     }
 
     /// A send under the token epoch `refused` ended with `e`. If it was fenced: pauses, and acquires the

@@ -2,7 +2,6 @@
 use crate::Client;
 use crate::api::{Allocate, Handle, NewMode, OpenMode, Opened};
 use bytes::Bytes;
-use std::sync::atomic::Ordering;
 use weir_env::BoxFuture;
 use weir_proto::meta::Cred;
 use weir_proto::{InodeId, Result};
@@ -66,11 +65,7 @@ impl Client {
     /// Whether a close of this file needs no work: nothing to save, no locks of the process to release. Asked
     /// at open.
     pub fn closes_quietly(&self, handle: Handle) -> bool {
-        self.inner.open_file(handle).is_some_and(|file| {
-            let quietly = !file.mode.write && !file.inode.lock().opens.closes_unlock();
-            file.closes_quietly.store(quietly, Ordering::Relaxed);
-            quietly
-        })
+        self.inner.handles.close_quietly(handle)
     }
     /// Buffers the bytes at once if lease and memory allow it; `None`: use [`Client::write`].
     pub fn try_write(&self, handle: Handle, offset: u64, data: &[u8]) -> Option<Result<usize>> {
@@ -135,27 +130,27 @@ impl Client {
     /// The kernel drops all pages of the file before the first read through this handle, which was just
     /// opened.
     pub fn drops_pages(&self, handle: Handle) {
-        self.inner.drops_pages(handle)
+        self.inner.handles.note_dropped_pages(handle)
     }
     /// Reads and writes through this handle, which was just opened, leave no pages.
     pub fn keeps_no_pages(&self, handle: Handle) {
-        self.inner.keeps_no_pages(handle)
+        self.inner.handles.note_pages(handle, false)
     }
     /// The kernel fills pages through this handle: they are dropped if no lease protects them.
     pub fn keeps_pages(&self, handle: Handle) {
-        self.inner.keeps_pages(handle)
+        self.inner.handles.note_pages(handle, true)
     }
     /// Reads through this handle leave the access time as it is (`O_NOATIME`).
     pub fn leaves_access_time(&self, handle: Handle) {
-        self.inner.leaves_access_time(handle)
+        self.inner.handles.leave_access_time(handle)
     }
     /// Records the thread that opened a file; `opener` returns it.
     pub fn set_opener(&self, handle: Handle, thread: u32) {
-        self.inner.set_opener(handle, thread)
+        self.inner.handles.set_opener(handle, thread)
     }
     /// The thread that opened a file for writing; `None`: not known, or the handle cannot write.
     pub fn opener(&self, handle: Handle) -> Option<u32> {
-        self.inner.opener(handle)
+        self.inner.handles.opener(handle)
     }
     /// Start of data at or after `offset`; `None`: there is none.
     pub fn seek_data(&self, handle: Handle, offset: u64) -> BoxFuture<'_, Result<Option<u64>>> {

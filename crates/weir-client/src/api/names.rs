@@ -41,7 +41,7 @@ impl Client {
         set: SetAttrs,
     ) -> BoxFuture<'a, Result<Stat>> {
         Box::pin(async move {
-            let through = self.inner.open_file_of(handle, ino)?;
+            let through = self.inner.handles.of(handle, ino)?;
             self.inner.setattr(cred, ino, through.as_deref(), set).await
         })
     }
@@ -55,7 +55,7 @@ impl Client {
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.inner.setattr(cred, ino, None, set).await?;
-            self.inner.invalidate(ino, Forget::Attributes).await;
+            self.inner.kernel.invalidate(ino, Forget::Attributes).await;
             Ok(())
         })
     }
@@ -193,7 +193,7 @@ impl Client {
     }
     /// Whether reads change access times, with the rules of `relatime`. The default is yes.
     pub fn keep_access_times(&self, kept: bool) {
-        self.inner.tables.accesses.keep(kept)
+        self.inner.accesses.keep(kept)
     }
     /// Exact recursive usage of a directory.
     pub fn usage(&self, dir: InodeId) -> BoxFuture<'_, Result<Usage>> {
@@ -210,6 +210,6 @@ impl Client {
     }
     /// The kernel dropped the inode from its caches: the client's state for it may go, too.
     pub fn forget(&self, ino: InodeId) {
-        self.inner.forget(ino)
+        self.inner.inodes.forget(ino)
     }
 }

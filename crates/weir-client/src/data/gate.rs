@@ -19,11 +19,11 @@ pub struct Gates {
 
 struct Gate {
     env: Env,
-    state: Mutex<State>,
+    state: Mutex<GateState>,
 }
 
 #[derive(Default)]
-struct State {
+struct GateState {
     window: Window,
     retries: Retries,
     patience: CallPatience,
@@ -145,7 +145,7 @@ impl Gates {
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
     fn queue(self: &Arc<Gate>) -> Ticket {
@@ -172,7 +172,7 @@ impl Gate {
     }
 }
 
-impl State {
+impl GateState {
     fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers

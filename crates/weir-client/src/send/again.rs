@@ -22,7 +22,7 @@ impl Inner {
         let mut retry = Retry::jittered(&self.env, SEND_RETRY, begun);
         loop {
             let Err(e) = self.send_until_not_fenced(send).await else { return Ok(()) };
-            let s = self.stripe_ref(send.object, send.layout, send.stripe, self.deadline());
+            let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
             let s = StripeRef { floor: self.write_floor(&send.inode).await.unwrap_or(0), ..s };
             self.data.ask_silent_members(&s).await;
             let failed = Failed {
