@@ -50,7 +50,7 @@ impl Inner {
                 }
                 continue;
             }
-            let fits = self.fit(inode, None, data).await?;
+            let fits = self.quota.fit(inode, None, data).await?;
             if self.buffer_all(file, None, &fits, deadline).await? {
                 return Ok(fits.len());
             }
@@ -110,8 +110,8 @@ impl Inner {
         self.clean_old_tail(inode).await?;
         self.leave_inode_now(inode, held).await?;
         let reservation = loop {
-            self.reserve_for(inode, wish).await?;
-            if let Some(reservation) = self.spend_direct(inode, |st| st.reservation(wish)) {
+            self.quota.reserve_for(inode, wish).await?;
+            if let Some(reservation) = self.quota.spend_direct(inode, |st| st.reservation(wish)) {
                 break reservation;
             }
         };

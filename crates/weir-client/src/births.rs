@@ -222,7 +222,7 @@ impl Inner {
         // All of a batch count under the same limits.
         let limited = batch.iter().map(|unborn| unborn.inode.lock().quota.limited());
         let limited = limited.max().unwrap_or(NO_LIMIT);
-        let _committing = self.tables.reservations.committing(limited).await;
+        let _committing = self.quota.committing(limited).await;
         match self.leader.change(Change::once(), make).await {
             Ok(created) => self.born(batch, &created, revoke_clock),
             Err(e) => {
@@ -247,8 +247,7 @@ impl Inner {
     }
 
     fn born(&self, batch: &[Unreported], created: &CreatedMany, revoke_clock: u64) {
-        let alarm = {
-            let mut closes = self.tables.closes.lock();
+        self.closes.note_several(|closes| {
             for unborn in batch {
                 let mut st = unborn.inode.lock();
                 let Some((report, attr)) = st.end_birth(self.inodes.tick_revoke_clock()) else { continue };
@@ -260,13 +259,11 @@ impl Inner {
                 if reads + writes > 0 {
                     closes.add(unborn.inode.ino, reads, writes);
                 }
-                self.end_commit(&mut st, None, added); // that of the batch ends after its last file
+                self.quota.end_commit(&mut st, None, added); // that of the batch ends after its last file
                 self.inodes.forget_if_saved(unborn.inode.ino, &st);
             }
-            closes.alarm(false)
-        };
+        });
         self.inodes.apply_attr(&created.parent_attr, revoke_clock);
-        self.report_closes_soon(alarm);
     }
 
     fn lose_birth(&self, dir: InodeId, unborn: &Unreported, why: &Error) {
@@ -281,7 +278,7 @@ impl Inner {
         st.write.lose();
         st.fail(e);
         st.lower_lease(LeaseKind::None);
-        self.settle_reservation(&mut st);
+        self.quota.settle(&mut st);
         self.inodes.forget_dirty(ino);
         drop(st);
         unborn.inode.changed.notify_waiters();

@@ -56,7 +56,7 @@ impl Service for Callbacks {
         if call.method == LockFree::METHOD {
             let hint = call.decode::<LockFree>();
             if let (Ok(hint), Some(client)) = (&hint, self.client()) {
-                client.tables.locks.wake(hint.ticket);
+                client.locks.wake(hint.ticket);
             }
             return Handled::Now(hint.map(|_| Reply::new(&())));
         }

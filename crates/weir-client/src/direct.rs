@@ -10,7 +10,7 @@ use crate::join::join_all;
 use crate::leader::Change;
 use crate::lease::DirectSend;
 use crate::plan::Occasion;
-use crate::reservations::DirectReservation;
+use crate::quota::DirectReservation;
 use crate::wall_time;
 use crate::write::end_of;
 use bytes::Bytes;
@@ -152,9 +152,9 @@ impl Inner {
         data: &Bytes,
     ) -> Result<(Bytes, DirectReservation<'a>)> {
         loop {
-            let fits = self.fit(inode, Some(offset), data).await?;
+            let fits = self.quota.fit(inode, Some(offset), data).await?;
             let growth = |st: &State| st.growth(offset, offset + fits.len() as u64);
-            if let Some(reservation) = self.spend_direct(inode, growth) {
+            if let Some(reservation) = self.quota.spend_direct(inode, growth) {
                 return Ok((fits, reservation));
             }
         }
@@ -171,7 +171,7 @@ impl Inner {
         data: &Bytes,
         with_token: bool,
     ) -> Result<u32> {
-        let (end, floor) = (offset + data.len() as u64, self.write_floor(inode).await?);
+        let (end, floor) = (offset + data.len() as u64, self.quota.write_floor(inode).await?);
         let to = {
             let st = inode.lock();
             if with_token && !st.lease.has_append_token() {
@@ -319,7 +319,7 @@ impl Inner {
         };
         let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
-        let committing = self.tables.reservations.committing(limited).await;
+        let committing = self.quota.committing(limited).await;
         let (deadline, make) = (self.leader.deadline(), |op| Commit { op, ..commit.clone() });
         let reported = match extra {
             CommitExtra::Appended => self.leader.change(Change::once().until(deadline), make).await,
@@ -335,11 +335,11 @@ impl Inner {
             }
         };
         let mut st = inode.lock();
-        let added = self.note_committed(&mut st, &entry);
+        let added = self.quota.note_committed(&mut st, &entry);
         self.inodes.apply_to(&mut st, &entry, revoke_clock);
         match reservation {
             Some(reservation) => reservation.end(&mut st, committing, added),
-            None => self.end_commit(&mut st, committing, added),
+            None => self.quota.end_commit(&mut st, committing, added),
         }
         st.grew_to(&entry);
         match extra {

@@ -168,7 +168,7 @@ impl Inner {
     /// The caller has checked that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
         let inode = self.inodes.known(ino).filter(|_| open == OpenMode::READ)?;
-        let stat = self.reopen(&inode)?;
+        let stat = self.closes.reopen(&inode)?;
         Some(self.handles.begin(inode, open, stat))
     }
 
@@ -223,13 +223,13 @@ impl Inner {
         let file = self.handles.end(handle)?;
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: the next holder of the lock sees them.
-        if let Err(e) = self.unlock_handle(handle).await
+        if let Err(e) = self.locks.unlock_handle(handle).await
             && let Some(more) = self.env.watch.line("locks of a closed handle")
         {
             tracing::warn!("file {}: locks of a closed handle: {e}{more}", file.inode.ino);
         }
         // No caller waits until the leader has counted the close.
-        self.note_closed(&file);
+        self.closes.note(&file);
         let ino = file.inode.ino;
         let gone = {
             let st = file.inode.lock();
@@ -272,7 +272,7 @@ impl Inner {
             }
         }
         // Without this report the file looks like one whose writer died.
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await;
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.closes.report_all()).await;
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.accesses.report()).await; // unreported ones are lost
         // Everything is saved, or its error is reported: a session that is not closed expires.
         if let Err(e) = self.leader.close(self.env.clock.now() + CLOSES_PATIENCE).await {

@@ -212,7 +212,7 @@ impl Inner {
         };
         let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
-        let committing = self.tables.reservations.committing(limited).await;
+        let committing = self.quota.committing(limited).await;
         let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
         let mut st = inode.lock();
         st.write.note_declared_clean(self.inodes.tick_revoke_clock());
@@ -223,10 +223,10 @@ impl Inner {
                 st.fail(e.clone().doing(format!("commit file {}", inode.ino)));
             }
         })?;
-        let added = self.note_committed(&mut st, &entry);
+        let added = self.quota.note_committed(&mut st, &entry);
         if st.write.generation() != write_generation {
             self.inodes.apply_to(&mut st, &entry, revoke_clock);
-            self.end_commit(&mut st, committing, added);
+            self.quota.end_commit(&mut st, committing, added);
             return Ok(true);
         }
         st.write.note_inline_committed(local);
@@ -235,7 +235,7 @@ impl Inner {
         st.leaving.note_inline(is_older);
         st.inline = if st.leaving.has_begun() { Inline::No } else { Inline::Yes(content) };
         self.inodes.apply_unasked(&mut st, &entry, revoke_clock);
-        self.end_commit(&mut st, committing, added);
+        self.quota.end_commit(&mut st, committing, added);
         self.inodes.forget_if_saved(inode.ino, &st);
         Ok(true)
     }
@@ -326,7 +326,7 @@ impl Inner {
         };
         let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
-        let committing = self.tables.reservations.committing(limited).await;
+        let committing = self.quota.committing(limited).await;
         let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
         let mut st = inode.lock();
         if commit.clean {
@@ -334,10 +334,10 @@ impl Inner {
         }
         drop(marking);
         let entry = reported.inspect_err(|_| st.changed.put_back(&commit.changed))?;
-        let added = self.note_committed(&mut st, &entry);
+        let added = self.quota.note_committed(&mut st, &entry);
         if st.write.generation() != write_generation {
             self.inodes.apply_to(&mut st, &entry, revoke_clock);
-            self.end_commit(&mut st, committing, added);
+            self.quota.end_commit(&mut st, committing, added);
             return Ok(());
         }
         let is_whole_size = commit.size == st.size();
@@ -346,7 +346,7 @@ impl Inner {
             st.leaving.end();
         }
         self.inodes.apply_unasked(&mut st, &entry, revoke_clock);
-        self.end_commit(&mut st, committing, added);
+        self.quota.end_commit(&mut st, committing, added);
         if let Ok(layout) = layout_of(&st, inode.ino) {
             let first = layout.stripe_of(st.committed_size());
             st.write.forget_touched_below(first);
@@ -399,7 +399,7 @@ impl Inner {
                 Due::Settle => drop(self.settle_direct(&inode).await),
                 Due::Commit => self.report_durable(&inode).await,
             }
-            self.report_close_of(inode.ino).await; // it may have been delayed by the dirty data
+            self.closes.report_of(inode.ino).await; // it may have been delayed by the dirty data
         }
     }
 

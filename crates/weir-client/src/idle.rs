@@ -136,7 +136,7 @@ impl Inner {
             self.drop_under_lease(inode, &mut st, LeaseKind::None);
         }
         self.accesses.report_of(inode).await;
-        self.report_close_of(inode.ino).await;
+        self.closes.report_of(inode.ino).await;
         Ok(())
     }
 }

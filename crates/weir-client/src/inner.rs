@@ -2,14 +2,17 @@
 use crate::accesses::Accesses;
 use crate::api::{ClientConfig, ClientStatus};
 use crate::base::Base;
+use crate::closes::Closes;
 use crate::data::Data;
 use crate::handles::Handles;
 use crate::inode::{Birth, Inode, State};
 use crate::inodes::Inodes;
 use crate::kernel::Kernel;
 use crate::leader::{Holder, Leader};
+use crate::locks::Locks;
 use crate::losses::Losses;
 use crate::memory::Memory;
+use crate::quota::Quota;
 use crate::status::Counters;
 use crate::table::Tables;
 use std::collections::BTreeMap;
@@ -34,6 +37,9 @@ pub struct Inner {
     pub accesses: Arc<Accesses>,
     pub handles: Arc<Handles>,
     pub losses: Arc<Losses>,
+    pub closes: Arc<Closes>,
+    pub quota: Arc<Quota>,
+    pub locks: Arc<Locks>,
     pub tables: Tables,
     pub sends: Sends,
     me: Weak<Inner>,
@@ -48,6 +54,8 @@ pub struct Sends {
 
 impl Inner {
     pub fn new(base: Base) -> Arc<Inner> {
+        let (closes, quota) = (Arc::new(Closes::new(&base)), Arc::new(Quota::new(&base)));
+        let locks = Arc::new(Locks::new(&base));
         let Base { env, config, counters, leader, data, kernel, memory, inodes, accesses, handles, losses } =
             base;
         Arc::new_cyclic(|me| Inner {
@@ -62,6 +70,9 @@ impl Inner {
             accesses,
             handles,
             losses,
+            closes,
+            quota,
+            locks,
             tables: Tables::default(),
             sends: Sends::default(),
             me: me.clone(),
@@ -77,8 +88,8 @@ impl Inner {
     /// Panics where an invariant of an inode's state, or of a table, does not hold.
     pub fn check(&self) {
         self.inodes.check();
-        self.tables.closes.lock().check();
-        self.tables.locks.check();
+        self.closes.check();
+        self.locks.check();
     }
     pub fn status(&self) -> ClientStatus {
         self.counters.snapshot(self.memory.budget(), self.inodes.count())
@@ -97,7 +108,7 @@ pub fn layout_of(st: &State, ino: InodeId) -> Result<Layout> {
 
 impl Holder for Inner {
     fn begun(&self, connection: u64) -> Vec<HeldLease> {
-        self.count_from(connection)
+        self.closes.count_from(connection)
     }
     fn lost(&self, inodes: Vec<InodeId>) {
         for ino in inodes {
@@ -111,24 +122,24 @@ impl Holder for Inner {
         self.kernel.drop_all(self.inodes.all());
     }
     fn held_locks(&self) -> Vec<HeldLock> {
-        self.tables.locks.held()
+        self.locks.held()
     }
     fn lost_locks(&self, lost: Vec<HeldLock>) {
-        self.lose_locks(&lost);
+        self.locks.lose(&lost);
     }
     fn taken_up(&self) {
-        self.tables.locks.wake_all();
+        self.locks.wake_all();
     }
     fn report_names(&self, deadline: Instant) -> Option<BoxFuture<'static, Result<()>>> {
         self.report_names_before(deadline)
     }
     fn held_reservations(&self) -> Vec<HeldSpace> {
-        self.tables.reservations.held()
+        self.quota.held()
     }
     fn expired(&self) {
-        self.tables.reservations.expired();
+        self.quota.expired();
         self.lose_all_births("the session expired");
-        self.lose_all_locks();
+        self.locks.lose_all();
         let revoke_clock = self.inodes.mark_named();
         for inode in self.inodes.all() {
             {
@@ -156,7 +167,7 @@ impl Inner {
         st.write.lose();
         st.accessed = None;
         st.lower_lease(LeaseKind::None);
-        self.settle_reservation(&mut st);
+        self.quota.settle(&mut st);
         self.memory.cache().remove_inode(inode.ino);
         self.inodes.forget_dirty(inode.ino);
         drop(st);

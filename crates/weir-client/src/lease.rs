@@ -104,7 +104,7 @@ impl Inner {
             old_pages.push(Forget::All);
         }
         self.accesses.report_of(inode).await;
-        self.report_close_of(inode.ino).await;
+        self.closes.report_of(inode.ino).await;
         inode.changed.notify_waiters();
         if !old_pages.is_empty() {
             // It was read without a pause: the last pages are dropped soon, or with the next open.
@@ -171,7 +171,7 @@ impl Inner {
         st.lease.note_closing(false);
         st.pages.end_dropping();
         st.lower_lease(keep);
-        self.settle_reservation(st);
+        self.quota.settle(st);
         if keep == LeaseKind::None {
             self.memory.cache().remove_inode(inode.ino);
         }

@@ -26,7 +26,6 @@ mod drops;
 mod evict_own;
 mod fetch;
 mod files;
-mod floors;
 mod flush;
 mod group;
 mod handles;
@@ -53,17 +52,18 @@ mod new_names;
 mod patience;
 mod plan;
 mod prefetch;
+mod quota;
 mod read;
 mod recall;
 mod recover;
 mod removals;
 mod renames;
-mod reservations;
 mod resize;
 mod seek;
 mod send;
 mod shipping;
 mod snapshot_file;
+mod space;
 mod status;
 mod table;
 mod unsaved;
@@ -79,11 +79,11 @@ pub use api::{
 };
 pub use backups::BackupEdit;
 pub use lent::LOAN as NAME_LOAN;
+pub use locks::{InTheWay, LockWish, Locked};
 pub use recall::Recall;
 pub use seek::COPY_BYTES_MAX;
 pub use shipping::NewRelation;
 pub use snapshot_file::SnapshotFile;
-pub use table::locks::{InTheWay, LockWish, Locked};
 pub use volumes::{NewVolume, VolumeEdit};
 pub use waits::Waiting;
 
@@ -289,8 +289,8 @@ async fn write_back(inner: Weak<Inner>) {
         let Some(inner) = inner.upgrade() else { return };
         inner.write_back_aged().await;
         inner.accesses.report().await;
-        inner.report_old_closes().await;
-        inner.return_reservations().await;
+        inner.closes.report_old().await;
+        inner.quota.return_unused().await;
     }
 }
 

@@ -8,14 +8,23 @@
 //! that trusted the lock must not continue to write.
 //!
 //! Knows nothing of processes, signals or FUSE: an owner is a number, an interrupt is a [`Notify`].
+mod mirror;
+
+pub use mirror::{InTheWay, LockWish, Locked};
+
 use crate::api::{Forget, Handle};
-use crate::inner::Inner;
-use crate::table::locks::{Asked, InTheWay, LockWish, Locked, Waiting};
+use crate::base::Base;
+use crate::handles::Handles;
+use crate::kernel::Kernel;
+use crate::leader::Leader;
+use crate::losses::Losses;
+use mirror::{Asked, Mirror, Waiting};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
-use weir_env::{Backoff, Pauses};
+use weir_env::{Backoff, Env, Pauses};
 use weir_proto::lock::{
     CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockOutcome, LockOwner, LockRange, SetLock,
     TestLock,
@@ -35,7 +44,37 @@ const CLOSING: Backoff = Backoff { first: Duration::from_millis(2), max: Duratio
 /// outcome.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 
-impl Inner {
+pub struct Locks {
+    env: Env,
+    leader: Arc<Leader>,
+    handles: Arc<Handles>,
+    kernel: Arc<Kernel>,
+    losses: Arc<Losses>,
+    mirror: Mirror,
+}
+
+impl Locks {
+    pub fn new(base: &Base) -> Locks {
+        let Base { env, leader, handles, kernel, losses, .. } = base.clone();
+        Locks { env, leader, handles, kernel, losses, mirror: Mirror::default() }
+    }
+    /// All held locks, to be named to the leader.
+    pub fn held(&self) -> Vec<HeldLock> {
+        self.mirror.held()
+    }
+    /// The leader notifies that a wait may be over.
+    pub fn wake(&self, ticket: u64) {
+        self.mirror.wake(ticket);
+    }
+    /// The leader knows of no waits any more: each asks again.
+    pub fn wake_all(&self) {
+        self.mirror.wake_all();
+    }
+    /// Panics where an invariant of the mirror does not hold.
+    pub fn check(&self) {
+        self.mirror.check();
+    }
+
     /// Locks or unlocks without waiting for other holders.
     pub async fn try_lock(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
         self.note_closes_unlock(handle, wish)?;
@@ -44,7 +83,12 @@ impl Inner {
     }
 
     /// Waits until the lock is granted, or `interrupt` is notified.
-    pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+    pub async fn wait_lock(
+        self: &Arc<Self>,
+        handle: Handle,
+        wish: LockWish,
+        interrupt: &Notify,
+    ) -> Result<Locked> {
         self.note_closes_unlock(handle, wish)?;
         let locked = self.lock_later(handle, wish, interrupt).await?;
         self.see_what_others_wrote(handle, wish, locked).await
@@ -72,7 +116,7 @@ impl Inner {
 
     async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
         let ino = self.handles.get(handle)?.inode.ino;
-        if wish.kind.is_none() && self.tables.locks.is_unused() {
+        if wish.kind.is_none() && self.mirror.is_unused() {
             return Ok(Locked::Granted);
         }
         let mut grace = Pauses::new(&self.env.rng, GRACE);
@@ -89,9 +133,14 @@ impl Inner {
         }
     }
 
-    async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+    async fn lock_later(
+        self: &Arc<Self>,
+        handle: Handle,
+        wish: LockWish,
+        interrupt: &Notify,
+    ) -> Result<Locked> {
         let ino = self.handles.get(handle)?.inode.ino;
-        let (waiting, mut waits) = (Waiting::new(&self.tables.locks), None);
+        let (waiting, mut waits) = (Waiting::new(&self.mirror), None);
         let pauses = |backoff| Pauses::new(&self.env.rng, backoff);
         let (mut again, mut grace, mut closing) = (pauses(ASK_AGAIN), pauses(GRACE), pauses(CLOSING));
         loop {
@@ -120,8 +169,8 @@ impl Inner {
     }
 
     /// Ends a wait that may just have been granted.
-    async fn give_up(&self, ino: InodeId, handle: Handle, wish: LockWish, ticket: u64) -> Locked {
-        let me = self.arc();
+    async fn give_up(self: &Arc<Self>, ino: InodeId, handle: Handle, wish: LockWish, ticket: u64) -> Locked {
+        let me = self.clone();
         let (tx, rx) = tokio::sync::oneshot::channel();
         // A task of its own: it is completed even if the caller stops waiting.
         self.env.tasks.spawn("give a lock wait up", async move {
@@ -157,13 +206,13 @@ impl Inner {
         wish: LockWish,
         ticket: u64,
     ) -> Result<LockAnswer> {
-        let turn = self.tables.locks.join(ino, &wish, handle);
+        let turn = self.mirror.join(ino, &wish, handle);
         let answered = {
             let _mine = turn.lock().await;
             self.ask_in_turn(ino, handle, wish, ticket).await
         };
         drop(turn);
-        self.tables.locks.forget(ino, wish.owner);
+        self.mirror.forget(ino, wish.owner);
         answered
     }
 
@@ -177,15 +226,15 @@ impl Inner {
         let LockWish { owner, range, kind, pid } = wish;
         let quietly = self.handles.open_file(handle).is_some_and(|f| f.closes_quietly());
         loop {
-            let before = self.tables.locks.lower(ino, owner, range, kind);
+            let before = self.mirror.lower(ino, owner, range, kind);
             let reported = AtomicU64::new(0);
             let ask = |session| {
-                reported.store(self.tables.locks.reported(), Ordering::Relaxed);
+                reported.store(self.mirror.reported(), Ordering::Relaxed);
                 SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
             let answer = self.leader.ask(ask).await?;
             let asked = Asked { reported: reported.into_inner(), before };
-            if self.tables.locks.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
+            if self.mirror.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
                 return Ok(answer);
             }
         }
@@ -222,17 +271,17 @@ impl Inner {
     /// end with its last descriptor, which the kernel announces after `close` has returned: they are reported
     /// to the leader now.
     pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
-        if self.tables.locks.is_unused() {
+        if self.mirror.is_unused() {
             return Ok(());
         }
         let Some(file) = self.handles.open_file(handle) else { return Ok(()) };
         let ino = file.inode.ino;
         let mut done = Ok(());
-        if self.tables.locks.has(ino, owner) {
+        if self.mirror.has(ino, owner) {
             done = self.unlock_all(ino, handle, owner).await;
-            self.tables.locks.part(ino, handle, owner);
+            self.mirror.part(ino, handle, owner);
         }
-        for (ino, owner) in self.tables.locks.held_through(handle) {
+        for (ino, owner) in self.mirror.held_through(handle) {
             let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
             let report = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
             done = done.and(self.leader.ask(report).await.map(drop));
@@ -242,13 +291,13 @@ impl Inner {
 
     /// At an open file's end: releases the locks acquired through it.
     pub async fn unlock_handle(&self, handle: Handle) -> Result<()> {
-        if self.tables.locks.is_unused() {
+        if self.mirror.is_unused() {
             return Ok(());
         }
         let mut done = Ok(());
-        for (ino, owner) in self.tables.locks.asked_through(handle) {
+        for (ino, owner) in self.mirror.asked_through(handle) {
             done = done.and(self.unlock_all(ino, handle, owner).await);
-            self.tables.locks.part(ino, handle, owner);
+            self.mirror.part(ino, handle, owner);
         }
         done
     }
@@ -269,15 +318,15 @@ impl Inner {
     }
 
     /// The session is gone, and every lock with it.
-    pub fn lose_all_locks(&self) {
-        self.break_handles(self.tables.locks.lose(|_, _| true), "the session expired");
-        self.tables.locks.wake_all();
+    pub fn lose_all(&self) {
+        self.break_handles(self.mirror.lose(|_, _| true), "the session expired");
+        self.mirror.wake_all();
     }
 
     /// Other clients have got these meanwhile.
-    pub fn lose_locks(&self, lost: &[HeldLock]) {
+    pub fn lose(&self, lost: &[HeldLock]) {
         let named: BTreeSet<(InodeId, LockOwner)> = lost.iter().map(|l| (l.ino, l.owner)).collect();
-        let handles = self.tables.locks.lose(|ino, owner| named.contains(&(ino, owner)));
+        let handles = self.mirror.lose(|ino, owner| named.contains(&(ino, owner)));
         self.break_handles(handles, "the locks could not be taken up again");
     }
 

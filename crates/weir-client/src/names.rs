@@ -2,7 +2,7 @@
 //!
 //! Invariant: a name is remembered only under its directory's lease, and only if no change of names in that
 //! directory by this client crossed the request.
-use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
+use crate::api::{Forget, NewMode, SetAttrs, Stat};
 use crate::handles::OpenFile;
 use crate::inner::Inner;
 use crate::inode::Inode;
@@ -12,14 +12,12 @@ use crate::plan::Occasion;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use weir_coord::decide::file_space;
 use weir_proto::meta::{
     Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
     Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
-    Renamed, Rmdir, SetXattr, StatFs, Symlink, Unlink, Usage,
+    Renamed, Rmdir, SetXattr, Symlink, Unlink, Usage,
 };
-use weir_proto::volume::{Policy, Volume, VolumeAt};
-use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
+use weir_proto::{Error, InodeId, NameRule, Result};
 
 impl Inner {
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
@@ -340,7 +338,7 @@ impl Inner {
     fn links_changed(&self, ino: InodeId) {
         if let Some(inode) = self.inodes.known(ino) {
             inode.lock().attr_old = true;
-            self.keep_no_closes(ino);
+            self.closes.let_go(ino);
         }
     }
 
@@ -447,55 +445,6 @@ impl Inner {
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
         self.leader.ask(|session| GetUsage { session, dir }).await
     }
-
-    pub async fn statfs(&self) -> Result<Space> {
-        self.space_for(None).await
-    }
-
-    /// The space for new files of a volume: its scheme and pool count.
-    async fn space_for(&self, policy: Option<&Policy>) -> Result<Space> {
-        let stat = self.leader.ask(|session| StatFs { session }).await?;
-        let status = self.data.cluster.known_status().await?;
-        let (scheme, pool) = policy.map_or((None, None), |p| (p.scheme, p.pool.as_deref()));
-        let space = file_space(&status.map, &status.targets, scheme, pool);
-        Ok(Space {
-            capacity_bytes: space.capacity(),
-            used_bytes: space.used,
-            free_bytes: space.free,
-            files: stat.files,
-            directories: stat.directories,
-            inodes_max: None,
-        })
-    }
-
-    /// The same as seen from within a volume with limits.
-    pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
-        let volume = match self.leader.ask(|session| VolumeAt { session, ino }).await {
-            Ok(volume) => volume,
-            // The inode is gone: the space of the whole is right, too.
-            Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return self.statfs().await,
-            Err(e) => return Err(e),
-        };
-        Ok(within(&volume, self.space_for(Some(&volume.policy)).await?))
-    }
-}
-
-/// The part of the space that a volume's limits leave.
-fn within(volume: &Volume, space: Space) -> Space {
-    let quota = &volume.quota;
-    let mut seen = space;
-    if let Some(max) = quota.bytes_hard.or(quota.bytes_soft) {
-        seen.capacity_bytes = max;
-        seen.used_bytes = volume.usage.bytes;
-        // At a cluster's start no target has reported its space yet.
-        let all = if space.capacity_bytes > 0 { space.free_bytes } else { u64::MAX };
-        seen.free_bytes = max.saturating_sub(volume.usage.bytes).min(all);
-    }
-    if let Some(max) = quota.inodes_hard.or(quota.inodes_soft) {
-        (seen.files, seen.directories) = (volume.usage.files, volume.usage.directories);
-        seen.inodes_max = Some(max);
-    }
-    seen
 }
 
 /// Attributes that are access control lists: the mode shows whether there is one.

@@ -40,7 +40,7 @@ impl Inner {
         match self.remove_name(&dir, &inode, cred, name, &before) {
             Some(Way::Cancelled) => self.end_cancelled(&inode),
             Some(Way::Reported { begins }) => {
-                self.keep_no_closes(ino);
+                self.closes.let_go(ino);
                 self.report_names_soon(parent, begins);
             }
             None => {
@@ -97,7 +97,7 @@ impl Inner {
             st.birth = Birth::Born;
             st.write.lose();
             st.lower_lease(LeaseKind::None);
-            self.settle_reservation(&mut st);
+            self.quota.settle(&mut st);
             if let Some(attr) = &mut st.attr {
                 attr.nlink = 0;
             }

@@ -136,7 +136,7 @@ impl Inner {
             st.write.note_truncation(exclusive);
         }
         st.quota.note_truncated(before, size);
-        self.settle_reservation(&mut st);
+        self.quota.settle(&mut st);
         self.memory.cache().remove(inode.ino, size, u64::MAX);
     }
 
@@ -182,10 +182,10 @@ impl Inner {
                     done => return done,
                 }
             }
-            self.reserve_for(inode, &wish).await?;
+            self.quota.reserve_for(inode, &wish).await?;
             let mut st = inode.lock();
             let growth = st.reservation(&wish);
-            if !is_ready_to_buffer(&st, wish.end) || !self.spend(&mut st, growth) {
+            if !is_ready_to_buffer(&st, wish.end) || !self.quota.spend(&mut st, growth) {
                 continue;
             }
             st.quota.note_growth(growth);
@@ -199,7 +199,7 @@ impl Inner {
                 wall_time(&self.env),
                 self.env.clock.now(),
             );
-            self.settle_reservation(&mut st);
+            self.quota.settle(&mut st);
             self.inodes.note_dirty(inode.ino);
             return Ok(());
         }
@@ -297,7 +297,7 @@ impl Inner {
         } else {
             st.direct.note_pending(true);
         }
-        self.settle_reservation(&mut st);
+        self.quota.settle(&mut st);
         self.inodes.note_dirty(inode.ino);
         self.memory.cache().remove(inode.ino, offset, end);
         done

@@ -283,7 +283,7 @@ impl Inner {
             SendAs::Prepared | SendAs::Merged | SendAs::Overlays => STRIPE_PARTS,
         };
         self.await_birth(&send.inode).await?;
-        let floor = self.write_floor(&send.inode).await?;
+        let floor = self.quota.write_floor(&send.inode).await?;
         let floored = |deadline| {
             let s = self.data.stripe(send.object, send.layout, send.stripe, deadline);
             StripeRef { floor, ..s }

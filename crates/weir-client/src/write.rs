@@ -96,7 +96,7 @@ impl Inner {
         }
         let layout = layout_of(st, inode.ino)?;
         let growth = st.growth(offset, end);
-        if !self.spend(st, growth) {
+        if !self.quota.spend(st, growth) {
             return Ok(Taken::NoReservation);
         }
         let mut taken = Taken::All;
@@ -124,7 +124,7 @@ impl Inner {
         if st.is_dirty() {
             self.inodes.note_dirty(inode.ino);
         }
-        self.settle_reservation(st);
+        self.quota.settle(st);
         if matches!(taken, Taken::All) {
             self.counters.written_bytes.fetch_add(data.len() as u64, Relaxed);
         }
@@ -181,7 +181,7 @@ impl Inner {
             if self.prepare_write(inode, Some(offset), data.len()).await? == Way::Direct {
                 break;
             }
-            let fits = self.fit(inode, Some(offset), data).await?;
+            let fits = self.quota.fit(inode, Some(offset), data).await?;
             if self.buffer_all(file, Some(offset), &fits, deadline).await? {
                 return Ok(fits.len());
             }

@@ -1,6 +1,7 @@
 //! Names and attributes.
 use crate::Client;
 use crate::api::{Forget, Handle, NewMode, SetAttrs, Space, Stat};
+use crate::space::{space_at, space_for};
 use bytes::Bytes;
 use weir_env::BoxFuture;
 use weir_proto::meta::{Cred, FileKind, Listing, RenameMode, Usage};
@@ -185,11 +186,11 @@ impl Client {
         Box::pin(self.inner.remove_xattr(cred, ino, name))
     }
     pub fn statfs(&self) -> BoxFuture<'_, Result<Space>> {
-        Box::pin(self.inner.statfs())
+        Box::pin(space_for(&self.inner.leader, &self.inner.data, None))
     }
     /// The same, within the limits of the volume that contains a file or directory.
     pub fn statfs_at(&self, ino: InodeId) -> BoxFuture<'_, Result<Space>> {
-        Box::pin(self.inner.statfs_at(ino))
+        Box::pin(space_at(&self.inner.leader, &self.inner.data, ino))
     }
     /// Whether reads change access times, with the rules of `relatime`. The default is yes.
     pub fn keep_access_times(&self, kept: bool) {

@@ -23,7 +23,7 @@ impl Inner {
         loop {
             let Err(e) = self.send_until_not_fenced(send).await else { return Ok(()) };
             let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
-            let s = StripeRef { floor: self.write_floor(&send.inode).await.unwrap_or(0), ..s };
+            let s = StripeRef { floor: self.quota.write_floor(&send.inode).await.unwrap_or(0), ..s };
             self.data.ask_silent_members(&s).await;
             let failed = Failed {
                 kind: e.kind,

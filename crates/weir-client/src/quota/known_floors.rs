@@ -7,12 +7,12 @@ use weir_proto::volume::WriteFloor;
 
 /// The floors as the leader last answered, and when.
 #[derive(Default)]
-pub struct Floors {
+pub struct KnownFloors {
     known: Mutex<Option<(Instant, BTreeMap<VolumeId, u8>)>>,
     pub asking: tokio::sync::Mutex<()>,
 }
 
-impl Floors {
+impl KnownFloors {
     /// The floor of a volume, and when the leader answered; absent: it has not been asked.
     pub fn of(&self, volume: VolumeId) -> Option<(Instant, u8)> {
         let known = self.known.lock().expect("no holder panics");

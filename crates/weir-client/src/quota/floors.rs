@@ -3,7 +3,7 @@
 //! A write is sent under an epoch of its group that has enough of them. Targets refuse other epochs than
 //! their own, so no write is acknowledged that began with too few, even if this client's map is old.
 //! Knows nothing of groups: `data` compares.
-use crate::inner::Inner;
+use super::Quota;
 use crate::inode::Inode;
 use std::time::Duration;
 use weir_env::Instant;
@@ -15,14 +15,14 @@ const FRESH: Duration = Duration::from_secs(5);
 /// While the leader does not answer the last known floors apply.
 const ASK_PATIENCE: Duration = Duration::from_secs(1);
 
-impl Inner {
+impl Quota {
     /// The write floor of a file's volume; 0: none.
     pub async fn write_floor(&self, inode: &Inode) -> Result<u8> {
         let volume = inode.lock().quota.ruled_by();
         if volume == VolumeId(0) {
             return Ok(0);
         }
-        let floors = &self.tables.floors;
+        let floors = &self.floors;
         let is_fresh = |at: Instant| self.env.clock.now().since(at) < FRESH;
         if let Some((_, floor)) = floors.of(volume).filter(|(at, _)| is_fresh(*at)) {
             return Ok(floor);

@@ -60,7 +60,7 @@ pub struct Asked {
 
 /// The locks of one client.
 #[derive(Default)]
-pub struct Locks {
+pub struct Mirror {
     mine: Mutex<BTreeMap<(InodeId, LockOwner), Mine>>,
     /// Number of entries: most files have no locks, and their close checks only this.
     count: AtomicUsize,
@@ -71,7 +71,7 @@ pub struct Locks {
     tickets: AtomicU64,
 }
 
-impl Locks {
+impl Mirror {
     fn mine(&self) -> MutexGuard<'_, BTreeMap<(InodeId, LockOwner), Mine>> {
         self.mine.lock().expect("no holder panics")
     }
@@ -119,7 +119,7 @@ impl Locks {
     pub fn reported(&self) -> u64 {
         self.reported.load(Ordering::Acquire)
     }
-    /// Locks that become weaker are not claimed from now on: a reconnect meanwhile must not make them
+    /// Mirror that become weaker are not claimed from now on: a reconnect meanwhile must not make them
     /// stronger again. Returns the former state.
     pub fn lower(
         &self,
@@ -218,21 +218,21 @@ impl Locks {
 
 /// An entry in the list of waits, removed when the wait ends in any way.
 pub struct Waiting<'a> {
-    locks: &'a Locks,
+    mirror: &'a Mirror,
     pub ticket: u64,
     pub hint: Arc<Notify>,
 }
 
 impl<'a> Waiting<'a> {
-    pub fn new(locks: &'a Locks) -> Waiting<'a> {
-        let ticket = locks.tickets.fetch_add(1, Ordering::Relaxed) + 1;
+    pub fn new(mirror: &'a Mirror) -> Waiting<'a> {
+        let ticket = mirror.tickets.fetch_add(1, Ordering::Relaxed) + 1;
         let hint = Arc::new(Notify::new());
-        locks.waits().insert(ticket, hint.clone());
-        Waiting { locks, ticket, hint }
+        mirror.waits().insert(ticket, hint.clone());
+        Waiting { mirror, ticket, hint }
     }
 }
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.locks.waits().remove(&self.ticket);
+        self.mirror.waits().remove(&self.ticket);
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Invariants: each is in one of the lists once; all are of the connection on which the leader counts them.
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use weir_env::Instant;
 use weir_proto::InodeId;
@@ -18,9 +17,6 @@ const KEPT_MAX: usize = 16 * 1024;
 /// Tasks that report closes at the same time, each in messages of many: while a leader does not answer, no
 /// more begin.
 const REPORTERS_MAX: usize = 4;
-
-#[derive(Default)]
-pub struct Closes(Mutex<Noted>);
 
 #[derive(Default)]
 pub struct Noted {
@@ -39,18 +35,10 @@ pub struct Noted {
     reporters: usize,
 }
 
-impl Closes {
-    pub fn lock(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().expect("no holder panics")
-    }
-    pub fn has(&self, ino: InodeId) -> bool {
-        let noted = self.lock();
-        [&noted.kept, &noted.older].iter().any(|kept| kept.contains_key(&ino))
-            || noted.files.contains_key(&ino)
-    }
-}
-
 impl Noted {
+    pub fn has(&self, ino: InodeId) -> bool {
+        [&self.kept, &self.older].iter().any(|kept| kept.contains_key(&ino)) || self.files.contains_key(&ino)
+    }
     /// The kept closes of a file are to be reported.
     pub fn let_go(&mut self, ino: InodeId) {
         let reads = self.kept.remove(&ino).unwrap_or(0) + self.older.remove(&ino).unwrap_or(0);

@@ -5,14 +5,25 @@
 //! bytes asks for nothing. The bytes that a commit adds to an account's usage leave the reservation at
 //! the same moment at both ends, because no reservation is negotiated while a commit is in flight: until its
 //! bytes have left both the grant and the spent bytes.
-use crate::inner::Inner;
+mod floors;
+mod known_floors;
+mod reservations;
+
+pub use reservations::Committing;
+
+use crate::base::Base;
+use crate::data::Data;
 use crate::inode::{Inode, NO_LIMIT, State, Wish};
-use crate::table::reservations::Committing;
+use crate::leader::Leader;
+use crate::space::space_for;
 use bytes::Bytes;
+use known_floors::KnownFloors;
+use reservations::Reservations;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_env::Instant;
+use weir_env::{Env, Instant};
 use weir_proto::meta::Entry;
-use weir_proto::quota::{Account, ReserveSpace, ReservedSpace};
+use weir_proto::quota::{Account, HeldSpace, ReserveSpace, ReservedSpace};
 use weir_proto::volume::{QuotaReservation, ReserveQuota};
 use weir_proto::{Error, ErrorKind, MIB, Result, VolumeId};
 
@@ -27,16 +38,41 @@ const STARVED_MAX: Duration = Duration::from_millis(3000);
 const MAKING_MAX: Duration = Duration::from_secs(30);
 const STARVED_POLL: Duration = Duration::from_millis(100);
 
-impl Inner {
+pub struct Quota {
+    env: Env,
+    leader: Arc<Leader>,
+    data: Arc<Data>,
+    reservations: Reservations,
+    floors: KnownFloors,
+}
+
+impl Quota {
+    pub fn new(base: &Base) -> Quota {
+        let Base { env, leader, data, .. } = base.clone();
+        Quota { env, leader, data, reservations: Reservations::default(), floors: KnownFloors::default() }
+    }
+    /// The reservations to name to a restarted leader.
+    pub fn held(&self) -> Vec<HeldSpace> {
+        self.reservations.held()
+    }
+    /// The session is gone, and with it all grants.
+    pub fn expired(&self) {
+        self.reservations.expired();
+    }
+    /// To be held from before a commit of a file of this account until [`Quota::end_commit`].
+    pub async fn committing(&self, limited: Account) -> Option<Committing<'_>> {
+        self.reservations.committing(limited).await
+    }
+
     /// Reserves bytes that a file will take. False: there is not enough.
     pub fn spend(&self, st: &mut State, growth: u64) -> bool {
         if !st.quota.is_limited() || growth == 0 {
             return true;
         }
         if st.quota.is_moved() {
-            self.settle_reservation(st);
+            self.settle(st);
         }
-        let enough = self.tables.reservations.spend(st.quota.limited(), growth);
+        let enough = self.reservations.spend(st.quota.limited(), growth);
         if enough {
             st.quota.spend(growth);
         }
@@ -44,10 +80,10 @@ impl Inner {
     }
 
     /// Adapts the reservation of a file to its uncommitted changes.
-    pub fn settle_reservation(&self, st: &mut State) {
+    pub fn settle(&self, st: &mut State) {
         let is_changed = st.write.local().is_some();
         for settled in st.quota.settle(is_changed) {
-            self.tables.reservations.settle(settled);
+            self.reservations.settle(settled);
         }
     }
 
@@ -61,7 +97,7 @@ impl Inner {
     pub fn end_commit(&self, st: &mut State, committing: Option<Committing<'_>>, added: u64) {
         let added = if st.quota.is_limited() { added } else { 0 };
         let (account, is_changed) = (st.quota.limited(), st.write.local().is_some());
-        self.tables.reservations.end_commit(committing, (account, added), st.quota.settle(is_changed));
+        self.reservations.end_commit(committing, (account, added), st.quota.settle(is_changed));
     }
 
     /// The part of `data` that the quota has space for; an error if there is none. `at` `None`: at the end of
@@ -103,7 +139,7 @@ impl Inner {
         };
         // While a cluster starts its capacity is not known yet (0), and without the coordinator nothing is.
         if most > 0
-            && let Ok(space) = self.statfs().await
+            && let Ok(space) = space_for(&self.leader, &self.data, None).await
             && space.capacity_bytes > 0
             && most > space.free_bytes
         {
@@ -149,17 +185,17 @@ impl Inner {
     }
 
     fn free_reservation(&self, account: Account) -> u64 {
-        self.tables.reservations.free(account)
+        self.reservations.free(account)
     }
 
     /// Reports the need of an account and takes the grant.
     async fn reserve_quota(&self, account: Account, growth: u64, reserve: u64) -> Result<ReservedSpace> {
-        let _alone = self.tables.reservations.gate.write().await;
+        let _alone = self.reservations.gate.write().await;
         let ask = |spent: u64| {
             let must = spent.saturating_add(growth);
             (spent, must, must.saturating_add(reserve))
         };
-        let reservations = &self.tables.reservations;
+        let reservations = &self.reservations;
         let mut answer = Err(Error::unsupported("limits of owners"));
         if !reservations.is_of_volumes() {
             let (spent, must, want) = ask(reservations.begin_asking(account));
@@ -173,7 +209,7 @@ impl Inner {
             }
             answer => answer?,
         };
-        self.tables.reservations.note_granted(account, reservation.held);
+        self.reservations.note_granted(account, reservation.held);
         Ok(reservation)
     }
 
@@ -190,8 +226,8 @@ impl Inner {
     }
 
     /// Returns unused reservations.
-    pub async fn return_reservations(&self) {
-        for (account, used) in self.tables.reservations.take_unused() {
+    pub async fn return_unused(&self) {
+        for (account, used) in self.reservations.take_unused() {
             let reserve = if used { RESERVE_BYTES } else { 0 };
             if let Err(e) = self.reserve_quota(account, 0, reserve).await {
                 tracing::debug!("the reservation in volume {} was not returned: {e}", account.volume);
@@ -211,13 +247,13 @@ impl Inner {
             return None;
         }
         st.quota.begin_direct(growth);
-        Some(DirectReservation { inner: self, inode, growth })
+        Some(DirectReservation { quota: self, inode, growth })
     }
 }
 
 /// The reservation of a write in flight.
 pub struct DirectReservation<'a> {
-    inner: &'a Inner,
+    quota: &'a Quota,
     inode: &'a Inode,
     growth: u64,
 }
@@ -231,7 +267,7 @@ impl DirectReservation<'_> {
     pub fn end(mut self, st: &mut State, committing: Option<Committing<'_>>, added: u64) {
         let growth = std::mem::take(&mut self.growth);
         st.quota.end_direct(growth);
-        self.inner.end_commit(st, committing, added.max(growth));
+        self.quota.end_commit(st, committing, added.max(growth));
     }
 }
 
@@ -240,7 +276,7 @@ impl Drop for DirectReservation<'_> {
         if self.growth > 0 {
             let mut st = self.inode.lock();
             st.quota.end_direct(self.growth);
-            self.inner.settle_reservation(&mut st);
+            self.quota.settle(&mut st);
         }
     }
 }
