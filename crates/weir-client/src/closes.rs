@@ -16,7 +16,7 @@ pub use noted::Noted;
 use crate::api::{OpenMode, Stat};
 use crate::base::Base;
 use crate::handles::OpenFile;
-use crate::inode::{Birth, Inode};
+use crate::inode::Inode;
 use crate::inodes::Inodes;
 use crate::leader::Leader;
 use noted::Alarm;
@@ -60,7 +60,7 @@ impl Closes {
         let held = self.inodes.all().into_iter().filter_map(|inode| {
             let mut st = inode.lock();
             st.lease.mark_named(revoke_clock);
-            if matches!(st.birth, Birth::Unsent | Birth::Lost(_)) {
+            if !st.local.state().is_counted() {
                 return None; // the leader has no count of it
             }
             st.report_again(None);
@@ -84,8 +84,8 @@ impl Closes {
             let mut noted = self.noted();
             let mut st = file.inode.lock();
             st.end_opens(reads, writes);
-            if st.birth.is_under_way() {
-                return; // it is reported with the birth, or after it
+            if st.local.state().is_unreported() {
+                return; // it is reported with the create, or after it
             }
             let nameless = st.attr.as_ref().is_some_and(|a| a.nlink == 0);
             let pressing = !st.lease.is_held() || nameless;
@@ -112,7 +112,7 @@ impl Closes {
         let mut st = inode.lock();
         let stat = st
             .stat()
-            .filter(|stat| stat.attr.nlink > 0 && !st.birth.is_removal() && !st.lease.needs_recovery())?;
+            .filter(|stat| stat.attr.nlink > 0 && !st.local.is_removed() && !st.lease.needs_recovery())?;
         if !noted.take_read(inode.ino) {
             return None;
         }

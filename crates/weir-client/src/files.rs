@@ -33,7 +33,7 @@ impl Inner {
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
-        if let Some(opened) = self.try_birth(cred, parent, name, mode, open) {
+        if let Some(opened) = self.local_names.try_create(cred, parent, name, mode, open) {
             return Ok(opened);
         }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
@@ -49,8 +49,9 @@ impl Inner {
             exclusive,
             open: bits,
         };
-        let created = change
-            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
+        let created = change.reported(
+            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
+        )?;
         let stat = self.inodes.apply(&created.entry, revoke_clock);
         let ino = stat.attr.ino;
         self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
@@ -65,7 +66,7 @@ impl Inner {
                 st.inline = Inline::No;
             }
             drop(st);
-            self.note_create(parent, cred);
+            self.local_names.note_create(parent, cred);
         } else {
             self.learn_inline(&inode, &created.entry, created.inline);
         }
@@ -159,11 +160,6 @@ impl Inner {
         self.opened(inode.clone(), open, stat)
     }
 
-    pub fn may_open_unasked(&self, uid: u32) -> bool {
-        let map = self.data.cluster.map();
-        (uid != 0 || !self.leader.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
-    }
-
     /// Opens a file for reading without a message, under its lease, if the leader still counts it as open.
     /// The caller has checked that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
@@ -250,7 +246,7 @@ impl Inner {
         }
         let mut first_error = Ok(());
         let deadline = self.env.clock.now() + self.config.patience.min(SHUTDOWN_PATIENCE);
-        if let Err(e) = self.settle_births(None, deadline).await {
+        if let Err(e) = self.local_names.settle(None, deadline).await {
             tracing::error!("shutdown: {e}");
             first_error = Err(e);
         }

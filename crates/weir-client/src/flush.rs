@@ -90,15 +90,15 @@ impl Inner {
     }
 
     pub async fn flush_locked(&self, inode: &Arc<Inode>, occasion: Occasion, off_inode: bool) -> Result<()> {
-        let is_unborn = {
+        let is_unreported = {
             let st = inode.lock();
-            if occasion == Occasion::Closing && !off_inode && st.goes_with_birth() {
+            if occasion == Occasion::Closing && !off_inode && st.goes_with_create() {
                 return Ok(());
             }
-            st.birth.is_under_way()
+            st.local.state().is_unreported()
         };
-        if is_unborn {
-            self.await_birth(inode).await?;
+        if is_unreported {
+            self.local_names.await_known(inode).await?;
         }
         let (errors, size, write_generation) = {
             let st = inode.lock();

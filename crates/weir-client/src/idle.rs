@@ -34,7 +34,7 @@ enum Rank {
 
 /// An inode of this state may be released.
 fn is_idle(st: &State) -> bool {
-    !st.opens.is_open() && !st.birth.is_under_way() && !st.is_dirty() && !st.is_in_doubt()
+    !st.opens.is_open() && !st.local.state().is_unreported() && !st.is_dirty() && !st.is_in_doubt()
 }
 
 fn bytes_of(st: &State) -> u64 {
@@ -124,7 +124,7 @@ impl Inner {
 
     /// Of an inode that the kernel has forgotten, unless it has looked it up again meanwhile.
     async fn drop_lease(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.return_names(inode.ino).await;
+        self.local_names.give_back(inode.ino).await;
         self.flush(inode, Occasion::Closing, false).await?;
         {
             let mut st = inode.lock();

@@ -5,10 +5,12 @@ use crate::base::Base;
 use crate::closes::Closes;
 use crate::data::Data;
 use crate::handles::Handles;
-use crate::inode::{Birth, Inode, State};
+use crate::inode::{Inode, LocalState, State};
 use crate::inodes::Inodes;
 use crate::kernel::Kernel;
 use crate::leader::{Holder, Leader};
+use crate::lent_names::LentNames;
+use crate::local_names::LocalNames;
 use crate::locks::Locks;
 use crate::losses::Losses;
 use crate::memory::Memory;
@@ -40,6 +42,8 @@ pub struct Inner {
     pub closes: Arc<Closes>,
     pub quota: Arc<Quota>,
     pub locks: Arc<Locks>,
+    pub local_names: Arc<LocalNames>,
+    pub lent_names: Arc<LentNames>,
     pub tables: Tables,
     pub sends: Sends,
     me: Weak<Inner>,
@@ -56,6 +60,8 @@ impl Inner {
     pub fn new(base: Base) -> Arc<Inner> {
         let (closes, quota) = (Arc::new(Closes::new(&base)), Arc::new(Quota::new(&base)));
         let locks = Arc::new(Locks::new(&base));
+        let local_names = Arc::new(LocalNames::new(&base, closes.clone(), quota.clone()));
+        let lent_names = Arc::new(LentNames::new(&base));
         let Base { env, config, counters, leader, data, kernel, memory, inodes, accesses, handles, losses } =
             base;
         Arc::new_cyclic(|me| Inner {
@@ -73,6 +79,8 @@ impl Inner {
             closes,
             quota,
             locks,
+            local_names,
+            lent_names,
             tables: Tables::default(),
             sends: Sends::default(),
             me: me.clone(),
@@ -90,6 +98,7 @@ impl Inner {
         self.inodes.check();
         self.closes.check();
         self.locks.check();
+        self.local_names.check();
     }
     pub fn status(&self) -> ClientStatus {
         self.counters.snapshot(self.memory.budget(), self.inodes.count())
@@ -112,9 +121,10 @@ impl Holder for Inner {
     }
     fn lost(&self, inodes: Vec<InodeId>) {
         for ino in inodes {
-            self.lose_births(ino, "the lease on its directory was lost in a restart of the metadata leader");
+            self.local_names
+                .lose(ino, "the lease on its directory was lost in a restart of the metadata leader");
             // A file of a batch without an answer is created when the batch is sent again.
-            let is_reported = |inode: &Arc<Inode>| matches!(inode.lock().birth, Birth::Sent(_));
+            let is_reported = |inode: &Arc<Inode>| inode.lock().local.state() == LocalState::Reporting;
             if let Some(inode) = self.inodes.known(ino).filter(|inode| !is_reported(inode)) {
                 self.lose_lease(&inode, "the lease was lost in a restart of the metadata leader");
             }
@@ -131,14 +141,14 @@ impl Holder for Inner {
         self.locks.wake_all();
     }
     fn report_names(&self, deadline: Instant) -> Option<BoxFuture<'static, Result<()>>> {
-        self.report_names_before(deadline)
+        self.local_names.report_all(deadline)
     }
     fn held_reservations(&self) -> Vec<HeldSpace> {
         self.quota.held()
     }
     fn expired(&self) {
         self.quota.expired();
-        self.lose_all_births("the session expired");
+        self.local_names.lose_all("the session expired");
         self.locks.lose_all();
         let revoke_clock = self.inodes.mark_named();
         for inode in self.inodes.all() {

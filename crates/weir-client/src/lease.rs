@@ -56,11 +56,11 @@ impl Inner {
     /// Returns the lease, down to `keep`. Errors of write-back stay with the file's handles.
     pub async fn revoke(&self, inode: &Arc<Inode>, mut keep: LeaseKind) {
         self.counters.revokes.fetch_add(1, Relaxed);
-        self.return_names(inode.ino).await;
+        self.local_names.give_back(inode.ino).await;
         let revoke = inode.lock().lease.revokes();
         self.wait_for_sends(inode, revoke).await;
         if keep == LeaseKind::None {
-            self.end_loans(inode).await;
+            self.lent_names.end(inode).await;
         }
         {
             let mut st = inode.lock();
@@ -212,7 +212,7 @@ impl Inner {
     /// other clients' revokes, and those for their sends.
     pub async fn may_send_direct<'a>(&self, inode: &'a Inode) -> Result<DirectSend<'a>> {
         let deadline = self.leader.deadline();
-        self.await_birth(inode).await?;
+        self.local_names.await_known(inode).await?;
         loop {
             {
                 let mut st = inode.lock();

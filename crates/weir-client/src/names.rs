@@ -120,7 +120,7 @@ impl Inner {
             let cred = if writable && only_size { &root } else { cred };
             return self.set_size(cred, &inode, through, &set, size).await;
         }
-        if let Some(stat) = self.try_set_unborn(cred, &inode, &set) {
+        if let Some(stat) = self.local_names.try_set(cred, &inode, &set) {
             return Ok(stat);
         }
         if set.atime.is_some() {
@@ -233,11 +233,11 @@ impl Inner {
 
     pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: NewMode) -> Result<Stat> {
         check_name(name)?;
-        if self.builds_a_tree(cred) {
+        if self.local_names.builds_a_tree(cred) {
             return self.mkdir_with_names(cred, parent, name, mode).await;
         }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
-        let (n, tries) = (Bytes::copy_from_slice(name), AtomicU32::new(0));
+        let n = Bytes::copy_from_slice(name);
         let make = |op| Mkdir {
             op,
             cred: cred.clone(),
@@ -246,8 +246,12 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let made = self.leader.change(Change::once().counting(&tries), make).await;
-        let made = change.reported(self.doubt_names(&[parent], made).await)?;
+        let tries = AtomicU32::new(0);
+        let made = change.reported(
+            self.lent_names
+                .doubt(&[parent], self.leader.change(Change::once().counting(&tries), make).await)
+                .await,
+        )?;
         let stat = self.made(change, made, revoke_clock);
         // A reply to a repeated request may be older than the directory's state.
         if stat.leased && tries.into_inner() == 1 {
@@ -278,8 +282,9 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = change
-            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
+        let made = change.reported(
+            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
+        )?;
         Ok(self.made(change, made, revoke_clock))
     }
 
@@ -288,8 +293,9 @@ impl Inner {
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = change
-            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
+        let made = change.reported(
+            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
+        )?;
         Ok(self.made(change, made, revoke_clock))
     }
 
@@ -298,21 +304,23 @@ impl Inner {
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = change
-            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
+        let made = change.reported(
+            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
+        )?;
         Ok(self.made(change, made, revoke_clock))
     }
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        if self.try_remove(cred, parent, name) {
+        if self.local_names.try_remove(cred, parent, name) {
             return Ok(());
         }
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change
-            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
+        let removed = change.reported(
+            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
+        )?;
         self.removed(change, removed, revoke_clock);
         Ok(())
     }
@@ -322,9 +330,10 @@ impl Inner {
         let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change
-            .reported(self.doubt_names(&[parent], self.leader.change(Change::once(), make).await).await)?;
-        self.tables.births.lock().close(removed.ino);
+        let removed = change.reported(
+            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
+        )?;
+        self.local_names.close(removed.ino);
         self.removed(change, removed, revoke_clock);
         Ok(())
     }
@@ -354,10 +363,10 @@ impl Inner {
         check_name(name)?;
         check_name(new_name)?;
         let is_plain = parent == new_parent && mode != RenameMode::Exchange;
-        if is_plain && self.try_rename(cred, parent, name, new_name) {
+        if is_plain && self.local_names.try_rename(cred, parent, name, new_name) {
             return Ok(());
         }
-        self.move_loans(parent, new_parent, mode).await;
+        self.lent_names.follow(parent, new_parent, mode).await;
         let mut from = self.begin_name_change(parent, name);
         // A rename to itself is one change.
         let onto = (parent, name) != (new_parent, new_name);
@@ -374,8 +383,8 @@ impl Inner {
             mode,
         };
         let renamed = self.leader.change(Change::once(), make).await;
-        let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
-        self.move_loans(parent, new_parent, mode).await; // the lease may have ended meanwhile
+        let mut renamed = self.lent_names.doubt(&[parent, new_parent], renamed).await;
+        self.lent_names.follow(parent, new_parent, mode).await; // the lease may have ended meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
             renamed = change.reported(renamed);
         }

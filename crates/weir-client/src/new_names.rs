@@ -11,21 +11,12 @@ use bytes::Bytes;
 use std::sync::atomic::AtomicU32;
 use weir_proto::births::{MadeWithNames, MkdirWithNames};
 use weir_proto::meta::{Cred, Made};
-use weir_proto::version::LEVEL_OF_NEW_NAMES;
 use weir_proto::{InodeId, Result};
 
 /// Numbers for a new directory: most directories of source trees have fewer files.
 const NUMBERS: u32 = 64;
 
 impl Inner {
-    /// Called at each `mkdir`: whether this client makes so much that it soon makes files there, too.
-    pub fn builds_a_tree(&self, cred: &Cred) -> bool {
-        let Some(after) = self.config.local_creates_after else { return false };
-        let is_known = self.data.cluster.map().level >= LEVEL_OF_NEW_NAMES;
-        let may = is_known && self.leader.leases_hold() && self.may_open_unasked(cred.uid);
-        may && self.tables.births.lock().note_mkdir(after, self.env.clock.now())
-    }
-
     pub async fn mkdir_with_names(
         &self,
         cred: &Cred,
@@ -35,7 +26,7 @@ impl Inner {
     ) -> Result<Stat> {
         // From now on no file of this name is created locally.
         let mut change = self.begin_name_change(parent, name);
-        let settled = self.settle_births(Some(parent), self.leader.deadline()).await;
+        let settled = self.local_names.settle(Some(parent), self.leader.deadline()).await;
         let revoke_clock = self.inodes.revoke_clock();
         let (n, now) = (Bytes::copy_from_slice(name), wall_time(&self.env));
         let make = |op| MkdirWithNames {
@@ -53,7 +44,7 @@ impl Inner {
             Ok(()) => self.leader.change(Change::once().counting(&tries), make).await,
             Err(e) => Err(e),
         };
-        let made = change.reported(self.doubt_names(&[parent], answer).await)?;
+        let made = change.reported(self.lent_names.doubt(&[parent], answer).await)?;
         let MadeWithNames { names, parent_attr, parent_lease } = made;
         let made = Made { entry: names.entry.clone(), parent_attr, parent_lease };
         let stat = self.made(change, made, revoke_clock);
@@ -62,7 +53,7 @@ impl Inner {
         if stat.leased && tries.into_inner() == 1 {
             dir.lock().names.begin_empty();
         }
-        self.take_names(&dir, Some(&names), revoke_clock);
+        self.local_names.take_loan(&dir, Some(&names), revoke_clock);
         Ok(stat)
     }
 }

@@ -51,7 +51,7 @@ impl Inner {
         if size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
-        self.await_birth(inode).await?;
+        self.local_names.await_known(inode).await?;
         let _grows = inode.growing.lock().await;
         let mut fences = self.fences();
         loop {
@@ -149,7 +149,7 @@ impl Inner {
             return Err(Error::invalid("fallocate of no bytes"));
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
-        self.await_birth(&file.inode).await?;
+        self.local_names.await_known(&file.inode).await?;
         let wish = |grows, zeroes| Wish { offset, end, grows, zeroes };
         match what {
             Allocate::Extend => self.reserve(&file, wish(true, false)).await?,

@@ -282,7 +282,7 @@ impl Inner {
             SendAs::Empty => 1,
             SendAs::Prepared | SendAs::Merged | SendAs::Overlays => STRIPE_PARTS,
         };
-        self.await_birth(&send.inode).await?;
+        self.local_names.await_known(&send.inode).await?;
         let floor = self.quota.write_floor(&send.inode).await?;
         let floored = |deadline| {
             let s = self.data.stripe(send.object, send.layout, send.stripe, deadline);

@@ -52,7 +52,7 @@ impl Client {
     /// Whether the kernel's own permission check suffices for an open by this user. Not if the rules for
     /// mounts may refuse it.
     pub fn may_open_unasked(&self, uid: u32) -> bool {
-        self.inner.may_open_unasked(uid)
+        self.inner.local_names.may_decide_for(uid)
     }
     /// Opens a file for reading without a message; `None`: use [`Client::open`]. The caller has checked that
     /// it may be read.

@@ -202,12 +202,12 @@ impl Client {
     }
     /// Makes all files that were created in the directory before durable.
     pub fn sync_names(&self, dir: InodeId) -> BoxFuture<'_, Result<()>> {
-        Box::pin(self.inner.sync_names(dir))
+        Box::pin(self.inner.local_names.sync(dir))
     }
     /// Whether the kernel may cache this name's target, or its absence, for [`NAME_LOAN`]: asked just before
     /// the answer with it is sent. False: it must ask each time.
     pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
-        self.inner.lend_name(dir, name, leads_to)
+        self.inner.lent_names.lend(dir, name, leads_to)
     }
     /// The kernel dropped the inode from its caches: the client's state for it may go, too.
     pub fn forget(&self, ino: InodeId) {

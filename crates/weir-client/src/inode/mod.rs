@@ -3,20 +3,22 @@
 //! Invariants: attributes, names and data are believed only under a lease. Each part of the state keeps its
 //! own invariants (`lease`, `write`, `pages`, `tier`, `quota`); those of several parts are here. Pure state:
 //! no I/O, no time except as an argument.
-mod birth;
 mod inline;
 mod lease;
 mod loans;
+mod local;
+mod local_state;
 mod opens;
 mod pages;
 mod quota;
 mod tier;
 mod write;
 
-pub use birth::{Birth, MODE_BITS, SET_GID};
 pub use inline::{Inline, Leaving};
 pub use lease::LeaseState;
 pub use loans::Loans;
+pub use local::LocalFile;
+pub use local_state::LocalState;
 pub use opens::Opens;
 pub use pages::PageState;
 pub use quota::{Limits, NO_LIMIT, QuotaState, Settled, Wish};
@@ -64,7 +66,8 @@ pub struct State {
     pub loans: Loans,
     pub inline: Inline,
     pub leaving: Leaving,
-    pub birth: Birth,
+    /// Its create or removal here, as far as the leader does not know of it.
+    pub local: LocalFile,
     /// Ranges written since the last report to the leader; durable, or their send failed.
     pub changed: Changed,
     pub attr: Option<Attr>,
@@ -120,7 +123,7 @@ impl State {
             loans: Loans::default(),
             inline: Inline::Unknown,
             leaving: Leaving::default(),
-            birth: Birth::Born,
+            local: LocalFile::default(),
             changed: Changed::default(),
             attr: None,
             attr_old: false,
@@ -247,6 +250,7 @@ impl State {
         self.write.check();
         self.pages.check();
         self.tier.check();
+        self.local.check();
         assert!(
             self.lease.is_write() || self.write.local().is_none(),
             "only a writer has changes of its own"
@@ -292,7 +296,7 @@ impl State {
     }
     /// Whether the leader lacks a change that was made under the lease.
     pub fn is_unreported(&self) -> bool {
-        self.is_unsaved() || self.birth.is_removal()
+        self.is_unsaved() || self.local.is_removed()
     }
     pub fn is_in_doubt(&self) -> bool {
         self.write.is_in_doubt()

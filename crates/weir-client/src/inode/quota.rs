@@ -98,8 +98,7 @@ impl QuotaState {
     pub fn note_limit(&mut self, account: Account) {
         self.limited = account;
     }
-    /// The file is created locally.
-    pub fn note_birth(&mut self, limits: Limits) {
+    pub fn note_local_create(&mut self, limits: Limits) {
         self.limited = if limits.of_bytes { limits.account } else { NO_LIMIT };
         self.owner_fixed = limits.account != NO_LIMIT;
     }

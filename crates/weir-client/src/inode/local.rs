@@ -1,35 +1,29 @@
-//! Whether the leader knows of a file that was created or removed locally.
+//! A file that was created or removed locally: its report, and the changes that are possible before that.
+use super::local_state::{LocalEvent, LocalState};
 use super::write::Local;
 use super::{State, ctime_with};
 use crate::api::{SetAttrs, SetTime};
 use crate::inode::Inline;
 use crate::plan;
+use crate::posix::{MODE_BITS, Owner, SET_GID, SET_UID, may_set_owner};
 use bytes::Bytes;
-use weir_proto::births::Birth as Message;
+use weir_proto::births::Birth as CreateMessage;
 use weir_proto::meta::{Attr, Cred, FileKind, INLINE_MAX, Time};
 use weir_proto::{Error, InodeId};
 
-const SET_UID: u32 = 0o4000;
-pub const SET_GID: u32 = 0o2000;
-pub const MODE_BITS: u32 = 0o7777;
-
+/// A file's local create or removal, as far as it is unreported.
 #[derive(Debug, Default)]
-pub enum Birth {
-    /// The leader knows of it, or it was not created locally.
-    #[default]
-    Born,
-    Unsent,
-    /// The report is in flight.
-    Sent(BirthReport),
-    /// The report failed, and is not repeated.
-    Lost(Error),
-    /// It was removed locally, and that is not reported.
-    Removed,
+pub struct LocalFile {
+    state: LocalState,
+    /// Of its create, while it is in flight.
+    report: Option<CreateReport>,
+    /// Why its create was lost.
+    lost: Option<Error>,
 }
 
-/// The report of a file to the leader.
+/// The report of a create to the leader.
 #[derive(Debug, Clone)]
-pub struct BirthReport {
+pub struct CreateReport {
     pub open_read: u32,
     pub open_write: u32,
     /// The inline bytes of a small file, with the change that this report commits.
@@ -39,20 +33,50 @@ pub struct BirthReport {
     pub generation: u64,
 }
 
-impl Birth {
-    pub fn is_removal(&self) -> bool {
-        matches!(self, Birth::Removed)
+impl LocalFile {
+    pub fn state(&self) -> LocalState {
+        self.state
     }
-    pub fn is_under_way(&self) -> bool {
-        matches!(self, Birth::Unsent | Birth::Sent(_) | Birth::Removed)
+    pub fn is_removed(&self) -> bool {
+        self.state == LocalState::Removed
+    }
+    pub fn lost(&self) -> Option<&Error> {
+        self.lost.as_ref()
+    }
+
+    fn take(&mut self, event: LocalEvent) {
+        let after = self.state.after(event);
+        assert!(after.is_some(), "a file's local state is {:?}: {event:?} cannot happen", self.state);
+        self.state = after.unwrap_or_default();
+    }
+    pub fn create(&mut self) {
+        self.take(LocalEvent::Create);
+    }
+    /// It is removed before its create is reported.
+    pub fn cancel(&mut self) {
+        self.take(LocalEvent::Cancel);
+    }
+    pub fn remove(&mut self) {
+        self.take(LocalEvent::Remove);
+    }
+    pub fn lose(&mut self, why: Error) {
+        self.take(LocalEvent::ReportLost);
+        (self.report, self.lost) = (None, Some(why));
+    }
+
+    /// Panics where an invariant of this type does not hold.
+    pub fn check(&self) {
+        let reporting = self.state == LocalState::Reporting;
+        assert_eq!(self.report.is_some(), reporting, "a report is in flight in one state");
+        assert_eq!(self.lost.is_some(), self.state == LocalState::Lost, "a lost file has a reason");
     }
 }
 
 impl State {
-    /// Whether the birth carries all of the file's content: then a close has nothing to save.
-    pub fn goes_with_birth(&self) -> bool {
+    /// Whether the report of its create carries all of the file's content: then a close has nothing to save.
+    pub fn goes_with_create(&self) -> bool {
         let size = self.write.local().map_or(0, |local| local.size);
-        matches!(self.birth, Birth::Unsent)
+        self.local.state == LocalState::Created
             && size <= INLINE_MAX as u64
             && !self.write.has_sends()
             && self.inline == Inline::No
@@ -60,9 +84,9 @@ impl State {
     }
 
     /// The file is about to be reported to the leader; `content`: the whole of a small one.
-    pub fn begin_report(&mut self, content: impl FnOnce(&State, usize) -> Bytes) -> BirthReport {
+    pub fn begin_report(&mut self, content: impl FnOnce(&State, usize) -> Bytes) -> CreateReport {
         let closed = !self.opens.is_for_writing();
-        let local = self.write.local().filter(|_| closed && self.goes_with_birth());
+        let local = self.write.local().filter(|_| closed && self.goes_with_create());
         let content = local.map(|local| (content(self, local.size as usize), local));
         let clean = closed && (content.is_some() || !self.write.is_dirty());
         if clean {
@@ -70,8 +94,9 @@ impl State {
         }
         let (open_read, open_write) = self.opens_to_report(clean);
         let generation = self.write.generation();
-        let report = BirthReport { open_read, open_write, content, clean, generation };
-        self.birth = Birth::Sent(report.clone());
+        let report = CreateReport { open_read, open_write, content, clean, generation };
+        self.local.take(LocalEvent::ReportBegins);
+        self.local.report = Some(report.clone());
         report
     }
 
@@ -83,7 +108,7 @@ impl State {
 
     /// Whether this client alone uses the file and has nothing of it to save, so that it may remove the file
     /// locally.
-    pub fn may_die(&self) -> bool {
+    pub fn may_be_removed(&self) -> bool {
         let is_one = |a: &Attr| a.kind == FileKind::Regular && a.nlink == 1;
         let is_idle = !self.opens.is_open() && !self.is_dirty() && !self.is_in_doubt() && self.is_all_sent();
         let is_ours = self.lease.is_write() && !self.attr_old && !self.pages.has_unprotected();
@@ -91,10 +116,10 @@ impl State {
     }
 
     /// The report, with all that was changed up to now.
-    pub fn birth_message(&self, ino: InodeId, name: &Bytes, report: BirthReport) -> Message {
+    pub fn create_message(&self, ino: InodeId, name: &Bytes, report: CreateReport) -> CreateMessage {
         let attr = self.attr.as_ref().expect("a file that was created locally has attributes");
         let local = report.content.as_ref().map(|(_, local)| local);
-        Message {
+        CreateMessage {
             ino,
             name: name.clone(),
             mode: attr.mode,
@@ -112,22 +137,21 @@ impl State {
     }
 
     /// Changes attributes of a file before it is reported. False: the leader has to decide.
-    pub fn set_unborn(&mut self, cred: &Cred, set: &SetAttrs, now: Time) -> bool {
-        let unreported = matches!(self.birth, Birth::Unsent) && self.lease.is_write() && !self.attr_old;
+    pub fn set_before_report(&mut self, cred: &Cred, set: &SetAttrs, now: Time) -> bool {
+        let unreported = self.local.state == LocalState::Created && self.lease.is_write() && !self.attr_old;
         let may_be_mapped = self.opens.for_reading() > 0 && self.opens.is_for_writing();
         let Some(attr) = self.attr.as_mut().filter(|_| unreported && set.size.is_none()) else {
             return false;
         };
-        let (is_root, is_owner) = (cred.uid == 0, cred.uid == attr.uid);
+        let is_owner = cred.uid == 0 || cred.uid == attr.uid;
         let mode = set.mode.map_or(attr.mode, |mode| mode & MODE_BITS);
-        let may_change_owner = set.uid.is_none_or(|uid| is_root || uid == attr.uid)
-            && set.gid.is_none_or(|gid| is_root || gid == attr.gid || cred.is_member(gid));
-        let owner = (set.uid.unwrap_or(attr.uid), set.gid.unwrap_or(attr.gid));
-        let asks = self.quota.is_owner_fixed() && owner != (attr.uid, attr.gid);
+        let may_change_owner = may_set_owner(cred, attr, set.uid, set.gid);
+        let owner = Owner { uid: set.uid.unwrap_or(attr.uid), gid: set.gid.unwrap_or(attr.gid) };
+        let asks = self.quota.is_owner_fixed() && owner != Owner::of(attr);
         let is_plain = (attr.mode | mode) & (SET_UID | SET_GID) == 0;
         let reads_first = set.atime.is_some() && self.accessed.is_some();
         let stores_first = set.mtime.is_some() && may_be_mapped;
-        if !(is_root || is_owner) || !may_change_owner || asks || !is_plain || reads_first || stores_first {
+        if !is_owner || !may_change_owner || asks || !is_plain || reads_first || stores_first {
             return false;
         }
         let time = |set: Option<SetTime>, old: Time| match set {
@@ -137,7 +161,7 @@ impl State {
         };
         attr.atime = time(set.atime, attr.atime);
         attr.ctime = now;
-        (attr.mode, attr.uid, attr.gid) = (mode, owner.0, owner.1);
+        (attr.mode, attr.uid, attr.gid) = (mode, owner.uid, owner.gid);
         if set.mtime.is_some() {
             attr.mtime = time(set.mtime, attr.mtime);
             self.write.set_mtime(attr.mtime);
@@ -146,10 +170,10 @@ impl State {
     }
 
     /// It is reported again, or named on a new connection: with its present number of opens.
-    pub fn report_again(&mut self, message: Option<&mut Message>) {
-        let Birth::Sent(report) = &self.birth else { return };
-        let (open_read, open_write) = self.opens_to_report(report.clean);
-        if let Birth::Sent(report) = &mut self.birth {
+    pub fn report_again(&mut self, message: Option<&mut CreateMessage>) {
+        let Some(clean) = self.local.report.as_ref().map(|report| report.clean) else { return };
+        let (open_read, open_write) = self.opens_to_report(clean);
+        if let Some(report) = &mut self.local.report {
             (report.open_read, report.open_write) = (open_read, open_write);
             if let Some(message) = message {
                 (message.open_read, message.open_write) = (open_read, open_write);
@@ -158,15 +182,16 @@ impl State {
     }
 
     /// The leader knows of it: returns the report, and the attributes that it has now.
-    pub fn end_birth(&mut self, revoke_clock: u64) -> Option<(BirthReport, Attr)> {
-        let Birth::Sent(report) = std::mem::take(&mut self.birth) else { return None };
+    pub fn end_report(&mut self, revoke_clock: u64) -> (CreateReport, Attr) {
+        self.local.take(LocalEvent::Reported);
+        let report = self.local.report.take().expect("a create that is being reported has a report");
         if report.clean {
             self.write.note_declared_clean(revoke_clock);
         }
-        let mut attr = self.attr.clone()?;
+        let mut attr = self.attr.clone().expect("a file that was created locally has attributes");
         if self.write.generation() != report.generation {
             self.attr_old = true;
-            return Some((report, attr));
+            return (report, attr);
         }
         if let Some((content, local)) = &report.content {
             self.write.note_inline_committed(*local);
@@ -176,6 +201,12 @@ impl State {
             attr.mtime = local.mtime;
             attr.data_version += 1;
         }
-        Some((report, attr))
+        (report, attr)
+    }
+
+    /// The leader has removed it, or may still have it: its attributes are asked for again.
+    pub fn end_removal(&mut self) {
+        self.local.take(LocalEvent::RemovalEnds);
+        self.attr_old = true;
     }
 }

@@ -6,9 +6,14 @@
 //! for its locks, and a file system mounted on a directory inside is not detached. The cost is that a revoke
 //! waits for the loans; so a directory lends no names before its lease was held for a moment, nor for a while
 //! after a revoke that had to wait.
-use crate::inner::Inner;
+use crate::base::Base;
 use crate::inode::Inode;
+use crate::inodes::Inodes;
+use crate::kernel::Kernel;
+use crate::leader::Leader;
+use std::sync::Arc;
 use std::time::Duration;
+use weir_env::Env;
 use weir_proto::meta::RenameMode;
 use weir_proto::{InodeId, Result};
 
@@ -20,9 +25,22 @@ pub const LOAN: Duration = Duration::from_millis(200);
 /// the loan, and the coarseness of the kernel's clock (10 ms). A thread is woken within microseconds; on a
 /// busy machine it may have to wait for a processor.
 const TAKING_UP: Duration = Duration::from_millis(100);
-impl Inner {
+
+pub struct LentNames {
+    env: Env,
+    leader: Arc<Leader>,
+    inodes: Arc<Inodes>,
+    kernel: Arc<Kernel>,
+}
+
+impl LentNames {
+    pub fn new(base: &Base) -> LentNames {
+        let Base { env, leader, inodes, kernel, .. } = base.clone();
+        LentNames { env, leader, inodes, kernel }
+    }
+
     /// Whether the kernel may cache the target of `name`, or its absence, for [`LOAN`].
-    pub fn lend_name(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
+    pub fn lend(&self, dir: InodeId, name: &[u8], leads_to: Option<InodeId>) -> bool {
         if let Some(inode) = leads_to.and_then(|ino| self.inodes.known(ino)) {
             inode.lock().forgotten = false;
         }
@@ -42,7 +60,7 @@ impl Inner {
 
     /// Returns when the kernel keeps no name of this directory any more. No more loans until its lease is
     /// gone (`Loans::end`).
-    pub async fn end_loans(&self, inode: &Inode) {
+    pub async fn end(&self, inode: &Inode) {
         let now = self.env.clock.now();
         let left = {
             let mut st = inode.lock();
@@ -56,7 +74,7 @@ impl Inner {
 
     /// The kernel moves a name to another directory, with the rest of its loan, regardless of the answer.
     /// Returns when the other directory has counted that loan, or it has expired.
-    pub async fn move_loans(&self, from: InodeId, to: InodeId, mode: RenameMode) {
+    pub async fn follow(&self, from: InodeId, to: InodeId, mode: RenameMode) {
         self.move_loan(from, to).await;
         if mode == RenameMode::Exchange {
             self.move_loan(to, from).await;
@@ -81,7 +99,7 @@ impl Inner {
 
     /// The outcome of this client's change is not known, and the kernel may keep the former state: returns
     /// when it does not.
-    pub async fn doubt_names<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
+    pub async fn doubt<T>(&self, dirs: &[InodeId], done: Result<T>) -> Result<T> {
         use weir_proto::ErrorKind::{Damaged, Deadline, Io, Stale, Unavailable};
         if done.as_ref().is_err_and(|e| matches!(e.kind, Damaged | Deadline | Io | Stale | Unavailable)) {
             for inode in dirs.iter().filter_map(|dir| self.inodes.known(*dir)) {
