@@ -2,16 +2,17 @@
 //!
 //! A room takes from here what it needs when it is made, and keeps it. Nothing here decides anything.
 use crate::accesses::Accesses;
-use crate::api::{ClientConfig, KernelCache};
 use crate::data::Data;
 use crate::handles::Handles;
 use crate::inodes::Inodes;
 use crate::kernel::Kernel;
 use crate::leader::Leader;
+use crate::lent_names::LentNames;
 use crate::losses::Losses;
 use crate::maps::MapsSeen;
 use crate::memory::Memory;
 use crate::status::Counters;
+use crate::types::{ClientConfig, KernelCache};
 use std::sync::Arc;
 use weir_env::Env;
 
@@ -27,6 +28,7 @@ pub struct Base {
     pub inodes: Arc<Inodes>,
     pub accesses: Arc<Accesses>,
     pub handles: Arc<Handles>,
+    pub lent_names: Arc<LentNames>,
     pub losses: Arc<Losses>,
 }
 
@@ -43,7 +45,9 @@ impl Base {
         let kernel = Arc::new(Kernel::new(env.clone(), cache));
         let inodes = Arc::new(Inodes::new(kernel.clone(), maps));
         let accesses = Arc::new(Accesses::new(env.clone(), leader.clone(), inodes.clone()));
+        let lent_names = LentNames::new(env.clone(), leader.clone(), inodes.clone(), kernel.clone());
         Base {
+            lent_names: Arc::new(lent_names),
             counters: data.counters.clone(),
             memory: Arc::new(Memory::new(config.memory_bytes, env.buffers.clone())),
             handles: Arc::new(Handles::new(accesses.clone())),

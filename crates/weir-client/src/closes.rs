@@ -13,12 +13,12 @@ mod noted;
 
 pub use noted::Noted;
 
-use crate::api::{OpenMode, Stat};
 use crate::base::Base;
 use crate::handles::OpenFile;
 use crate::inode::Inode;
 use crate::inodes::Inodes;
 use crate::leader::Leader;
+use crate::types::{OpenMode, Stat};
 use noted::Alarm;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

@@ -2,16 +2,31 @@
 //!
 //! Invariants: a handle reports every write error of its lifetime exactly once; a close commits; the leader's
 //! count of opens matches the open files of this client.
-use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
-use crate::handles::OpenFile;
-use crate::inner::Inner;
+use crate::accesses::Accesses;
+use crate::base::Base;
+use crate::closes::Closes;
+use crate::commit::Commits;
+use crate::handles::{Handles, OpenFile};
 use crate::inode::{Inline, Inode};
-use crate::leader::Change;
+use crate::inodes::Inodes;
+use crate::leader::{Change, Leader};
+use crate::leases::Leases;
+use crate::local_names::LocalNames;
+use crate::locks::Locks;
+use crate::memory::Memory;
+use crate::names::{Named, Names};
 use crate::plan::Occasion;
+use crate::reports::Reports;
+use crate::resize::Resize;
+use crate::rights::Rights;
+use crate::types::{ClientConfig, Handle, NewMode, OpenMode, Opened, Stat};
+use crate::write_back::WriteBack;
+use crate::writing::Writing;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
+use weir_env::Env;
 use weir_proto::meta::{Create, CreateNameless, Cred, Entry, Open};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
@@ -23,7 +38,56 @@ const CLOSES_PATIENCE: Duration = Duration::from_secs(5);
 /// Its total wait for servers: an administrator who stops a client does not wait as long as a program does.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(60);
 
-impl Inner {
+pub struct Files {
+    env: Env,
+    config: Arc<ClientConfig>,
+    leader: Arc<Leader>,
+    memory: Arc<Memory>,
+    inodes: Arc<Inodes>,
+    accesses: Arc<Accesses>,
+    handles: Arc<Handles>,
+    closes: Arc<Closes>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    locks: Arc<Locks>,
+    commits: Arc<Commits>,
+    write_back: Arc<WriteBack>,
+    resize: Arc<Resize>,
+    names: Arc<Names>,
+}
+
+impl Files {
+    pub fn new(
+        base: &Base,
+        reports: &Reports,
+        rights: &Rights,
+        writing: &Writing,
+        locks: Arc<Locks>,
+        names: Arc<Names>,
+    ) -> Files {
+        let Writing { commits, write_back, resize, .. } = writing.clone();
+        let Base { env, config, leader, memory, inodes, accesses, handles, .. } = base.clone();
+        let Reports { closes, local_names, .. } = reports.clone();
+        let Rights { leases, .. } = rights.clone();
+        Files {
+            env,
+            config,
+            leader,
+            memory,
+            inodes,
+            accesses,
+            handles,
+            closes,
+            local_names,
+            leases,
+            locks,
+            commits,
+            write_back,
+            resize,
+            names,
+        }
+    }
+
     pub async fn create(
         &self,
         cred: &Cred,
@@ -36,7 +100,6 @@ impl Inner {
         if let Some(opened) = self.local_names.try_create(cred, parent, name, mode, open) {
             return Ok(opened);
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
         let make = |op| Create {
@@ -49,12 +112,12 @@ impl Inner {
             exclusive,
             open: bits,
         };
-        let created = change.reported(
-            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
-        )?;
+        let created = self.names.change_name(parent, name, Change::once(), make).await?;
+        let Named { change, reply: created, revoke_clock } = created;
         let stat = self.inodes.apply(&created.entry, revoke_clock);
         let ino = stat.attr.ino;
-        self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
+        let dir = Entry { attr: created.parent_attr, lease: created.parent_lease };
+        self.names.end_change(change, Some(ino), &dir, revoke_clock);
         let inode = self.inodes.get(ino);
         if open.write {
             inode.lock().quota.note_lease(&created.entry);
@@ -106,7 +169,7 @@ impl Inner {
             // A resume on a new connection did not name the file and thereby closed it before this answer was
             // received.
             if tries.into_inner() > 1
-                && let Err(e) = self.refresh(&self.handles.get(opened.handle)?.inode).await
+                && let Err(e) = self.leases.refresh(&self.handles.get(opened.handle)?.inode).await
             {
                 let _ = self.release(opened.handle).await; // nothing to save
                 if e.kind == ErrorKind::Stale {
@@ -119,9 +182,9 @@ impl Inner {
     }
 
     async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
-        let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
+        let set = crate::types::SetAttrs { size: Some(0), ..Default::default() };
         let file = self.handles.get(opened.handle)?;
-        self.set_size(cred, &file.inode, Some(&file), &set, 0).await.map(|_| ())
+        self.resize.set_size(cred, &file.inode, Some(&file), &set, 0).await.map(|_| ())
     }
 
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
@@ -133,7 +196,7 @@ impl Inner {
                 // Bytes written before the truncation are dropped, but sends in flight must end first, and
                 // nothing more is reported until it is done.
                 let one = inode.flushing.lock().await;
-                self.flush_locked(&inode, Occasion::Growing, false).await?;
+                self.write_back.flush_locked(&inode, Occasion::Growing, false).await?;
                 Some(one)
             }
             false => None,
@@ -150,7 +213,7 @@ impl Inner {
         };
         let answer = self.leader.ask(ask).await?;
         if open.truncate {
-            self.truncate_local(&inode, 0, sent_end, true);
+            self.resize.truncate_local(&inode, 0, sent_end, true);
         }
         let stat = self.inodes.apply(&answer.entry, revoke_clock);
         if open.write {
@@ -205,8 +268,8 @@ impl Inner {
 
     /// Saves all changes; every error that the handle has not reported is reported now.
     async fn save(&self, file: &OpenFile, occasion: Occasion) -> Result<()> {
-        let flushed = self.flush(&file.inode, occasion, false).await;
-        let settled = self.settle_direct(&file.inode).await;
+        let flushed = self.write_back.flush(&file.inode, occasion, false).await;
+        let settled = self.commits.settle_direct(&file.inode).await;
         // Errors of write-back are recorded and counted by the inode; this one may be among them.
         let news = {
             let st = file.inode.lock();
@@ -257,7 +320,7 @@ impl Inner {
             let saved = self
                 .env
                 .clock
-                .timeout(self.data.left(deadline), self.flush(&inode, Occasion::Closing, false));
+                .timeout(self.leader.left(deadline), self.write_back.flush(&inode, Occasion::Closing, false));
             let late =
                 |_| Err(Error::deadline("its servers do not answer, and this client is shutting down"));
             if let Err(e) = saved.await.unwrap_or_else(late) {

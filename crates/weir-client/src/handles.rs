@@ -3,8 +3,8 @@
 //! Invariant: a handle reports every write error of its lifetime once to an `fsync` and once to a `close`;
 //! one whose locks were lost does nothing any more.
 use crate::accesses::Accesses;
-use crate::api::{Handle, OpenMode, Opened, Stat};
 use crate::inode::{Inode, State};
+use crate::types::{Handle, OpenMode, Opened, Stat};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};

@@ -4,13 +4,26 @@
 //! here. So above the bound the inodes that were not used for longest are released: unused ones with their
 //! lease, and those that the kernel still caches after it has dropped their pages and attributes. Inodes with
 //! changes, or open files, stay.
-use crate::inner::Inner;
+use crate::accesses::Accesses;
+use crate::base::Base;
+use crate::closes::Closes;
 use crate::inode::{Inode, State};
+use crate::inodes::Inodes;
 use crate::join::join_all;
+use crate::leader::Leader;
+use crate::leases::Leases;
+use crate::local_names::LocalNames;
+use crate::memory::Memory;
 use crate::plan::Occasion;
+use crate::reports::Reports;
+use crate::revocation::Revocation;
+use crate::rights::Rights;
+use crate::types::ClientConfig;
+use crate::write_back::WriteBack;
+use crate::writing::Writing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use weir_env::BoxFuture;
+use weir_env::{BoxFuture, Env};
 use weir_proto::Result;
 use weir_proto::meta::{LeaseKind, ReleaseLease};
 
@@ -41,7 +54,47 @@ fn bytes_of(st: &State) -> u64 {
     INODE_BYTES + NAME_BYTES * st.names.count() as u64
 }
 
-impl Inner {
+pub struct Idle {
+    env: Env,
+    config: Arc<ClientConfig>,
+    leader: Arc<Leader>,
+    memory: Arc<Memory>,
+    inodes: Arc<Inodes>,
+    accesses: Arc<Accesses>,
+    closes: Arc<Closes>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    write_back: Arc<WriteBack>,
+    revocation: Arc<Revocation>,
+}
+
+impl Idle {
+    pub fn new(
+        base: &Base,
+        reports: &Reports,
+        rights: &Rights,
+        writing: &Writing,
+        revocation: Arc<Revocation>,
+    ) -> Idle {
+        let Writing { write_back, .. } = writing.clone();
+        let Base { env, config, leader, memory, inodes, accesses, .. } = base.clone();
+        let Reports { closes, local_names, .. } = reports.clone();
+        let Rights { leases, .. } = rights.clone();
+        Idle {
+            env,
+            config,
+            leader,
+            memory,
+            inodes,
+            accesses,
+            closes,
+            local_names,
+            leases,
+            write_back,
+            revocation,
+        }
+    }
+
     /// One round: counts what inodes and names need, and releases what exceeds their part of the memory.
     /// The budget of data is what they leave.
     pub async fn return_idle(&self) {
@@ -119,13 +172,13 @@ impl Inner {
     /// Nothing of it is cached in the kernel, which may use it again at any time: as for a revoke.
     async fn have_it_forgotten(&self, inode: &Arc<Inode>) {
         inode.lock().mark_revoked(self.inodes.tick_revoke_clock(), LeaseKind::None);
-        self.revoke(inode, LeaseKind::None).await;
+        self.revocation.revoke(inode, LeaseKind::None).await;
     }
 
     /// Of an inode that the kernel has forgotten, unless it has looked it up again meanwhile.
     async fn drop_lease(&self, inode: &Arc<Inode>) -> Result<()> {
         self.local_names.give_back(inode.ino).await;
-        self.flush(inode, Occasion::Closing, false).await?;
+        self.write_back.flush(inode, Occasion::Closing, false).await?;
         {
             let mut st = inode.lock();
             let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
@@ -133,7 +186,7 @@ impl Inner {
                 return Ok(());
             }
             st.mark_revoked(self.inodes.tick_revoke_clock(), LeaseKind::None);
-            self.drop_under_lease(inode, &mut st, LeaseKind::None);
+            self.leases.lower(inode, &mut st, LeaseKind::None);
         }
         self.accesses.report_of(inode).await;
         self.closes.report_of(inode.ino).await;

@@ -6,10 +6,10 @@
 //!
 //! Lock order: the ends of opens, the list of inodes, an inode's state, the cache, the list of dirty
 //! inodes, the list of accesses. No lock is held across a wait.
-use crate::api::Stat;
 use crate::inode::{Inode, State};
 use crate::kernel::Kernel;
 use crate::maps::MapsSeen;
+use crate::types::Stat;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};

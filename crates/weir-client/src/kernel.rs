@@ -3,9 +3,9 @@
 //!
 //! Invariant: it is called only on threads that may block, and never with an inode's state locked: it may
 //! itself wait for a read or write here.
-use crate::api::{Forget, KernelCache};
 use crate::drops::Drops;
 use crate::inode::{Inode, State};
+use crate::types::{Forget, KernelCache};
 use std::sync::Arc;
 use weir_env::Env;
 use weir_proto::InodeId;

@@ -6,7 +6,6 @@
 //! for its locks, and a file system mounted on a directory inside is not detached. The cost is that a revoke
 //! waits for the loans; so a directory lends no names before its lease was held for a moment, nor for a while
 //! after a revoke that had to wait.
-use crate::base::Base;
 use crate::inode::Inode;
 use crate::inodes::Inodes;
 use crate::kernel::Kernel;
@@ -34,8 +33,7 @@ pub struct LentNames {
 }
 
 impl LentNames {
-    pub fn new(base: &Base) -> LentNames {
-        let Base { env, leader, inodes, kernel, .. } = base.clone();
+    pub fn new(env: Env, leader: Arc<Leader>, inodes: Arc<Inodes>, kernel: Arc<Kernel>) -> LentNames {
         LentNames { env, leader, inodes, kernel }
     }
 

@@ -12,12 +12,12 @@ mod mirror;
 
 pub use mirror::{InTheWay, LockWish, Locked};
 
-use crate::api::{Forget, Handle};
 use crate::base::Base;
 use crate::handles::Handles;
 use crate::kernel::Kernel;
 use crate::leader::Leader;
 use crate::losses::Losses;
+use crate::types::{Forget, Handle};
 use mirror::{Asked, Mirror, Waiting};
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Changes and locks that this client has lost, for administrators.
-use crate::api::Loss;
+use crate::types::Loss;
 use crate::wall_time;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};

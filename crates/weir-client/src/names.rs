@@ -2,24 +2,75 @@
 //!
 //! Invariant: a name is remembered only under its directory's lease, and only if no change of names in that
 //! directory by this client crossed the request.
-use crate::api::{Forget, NewMode, SetAttrs, Stat};
-use crate::handles::OpenFile;
-use crate::inner::Inner;
+mod attributes;
+mod trees;
+
+use crate::accesses::Accesses;
+use crate::base::Base;
+use crate::closes::Closes;
+use crate::commit::Commits;
 use crate::inode::Inode;
+use crate::inodes::Inodes;
+use crate::kernel::Kernel;
 use crate::known_names::Outcome;
-use crate::leader::Change;
-use crate::plan::Occasion;
+use crate::leader::{Change, Leader, ToLeader};
+use crate::leases::Leases;
+use crate::lent_names::LentNames;
+use crate::local_names::LocalNames;
+use crate::reports::Reports;
+use crate::resize::Resize;
+use crate::rights::Rights;
+use crate::types::{NewMode, Stat};
+use crate::write_back::WriteBack;
+use crate::writing::Writing;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use weir_env::Env;
 use weir_proto::meta::{
-    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
-    Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
-    Renamed, Rmdir, SetXattr, Symlink, Unlink, Usage,
+    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, Lease, LeaseKind, Link, Listing, Lookup, Made, Mkdir,
+    Mknod, NAME_MAX, Op, ReadDir, ReadLink, Removed, Rename, RenameMode, Renamed, Rmdir, Symlink, Unlink,
+    Usage,
 };
 use weir_proto::{Error, InodeId, NameRule, Result};
 
-impl Inner {
+pub struct Names {
+    env: Env,
+    leader: Arc<Leader>,
+    kernel: Arc<Kernel>,
+    inodes: Arc<Inodes>,
+    accesses: Arc<Accesses>,
+    closes: Arc<Closes>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    lent_names: Arc<LentNames>,
+    commits: Arc<Commits>,
+    write_back: Arc<WriteBack>,
+    resize: Arc<Resize>,
+}
+
+impl Names {
+    pub fn new(base: &Base, reports: &Reports, rights: &Rights, writing: &Writing) -> Names {
+        let Writing { commits, write_back, resize, .. } = writing.clone();
+        let Base { env, leader, kernel, inodes, accesses, lent_names, .. } = base.clone();
+        let Reports { closes, local_names, .. } = reports.clone();
+        let Rights { leases, .. } = rights.clone();
+        Names {
+            env,
+            leader,
+            kernel,
+            inodes,
+            accesses,
+            closes,
+            local_names,
+            leases,
+            lent_names,
+            commits,
+            write_back,
+            resize,
+        }
+    }
+
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
         // A name that is too long is refused, not absent.
         if !self.leader.leases_hold() || name.len() > NAME_MAX {
@@ -90,7 +141,7 @@ impl Inner {
     }
     async fn wait_for_unprotected_pages_of(&self, ino: InodeId) {
         if let Some(inode) = self.inodes.known(ino) {
-            self.wait_for_unprotected_pages(&inode).await;
+            self.leases.wait_for_unprotected_pages(&inode).await;
         }
     }
 
@@ -102,57 +153,6 @@ impl Inner {
         let stat = st.shown(false).filter(|_| !st.opens.is_open())?;
         let size = if stat.attr.kind == FileKind::Directory { 0 } else { stat.attr.size };
         Some(Stat { attr: Attr { nlink: 0, size, ..stat.attr }, leased: false })
-    }
-
-    pub async fn setattr(
-        &self,
-        cred: &Cred,
-        ino: InodeId,
-        through: Option<&OpenFile>,
-        set: SetAttrs,
-    ) -> Result<Stat> {
-        let inode = self.inodes.get(ino);
-        if let Some(size) = set.size {
-            // Through an open file the access was checked at open.
-            let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
-            let root = Cred { uid: 0, gid: 0, groups: vec![0] };
-            let writable = through.is_some_and(|file| file.mode.write);
-            let cred = if writable && only_size { &root } else { cred };
-            return self.set_size(cred, &inode, through, &set, size).await;
-        }
-        if let Some(stat) = self.local_names.try_set(cred, &inode, &set) {
-            return Ok(stat);
-        }
-        if set.atime.is_some() {
-            self.accesses.report_of(&inode).await; // an earlier read must not overtake it
-        }
-        // A commit of earlier writes must not overwrite a time set now,
-        if set.mtime.is_some() {
-            self.take_stored_pages(&inode).await;
-        }
-        let (dirty, direct) = {
-            let st = inode.lock();
-            (st.is_dirty(), st.direct.are_pending())
-        };
-        if dirty {
-            self.flush(&inode, Occasion::Closing, false).await?;
-        }
-        if direct {
-            self.settle_direct(&inode).await?;
-        }
-        self.send_set_attr(cred, &inode, &set, None, false).await
-    }
-
-    /// nor may stores through a mapping: the kernel does not report a store before it writes the page back,
-    /// up to the end of the mapping. It does so now, and the next store faults the page in again.
-    async fn take_stored_pages(&self, inode: &Inode) {
-        let may_be_mapped = {
-            let st = inode.lock();
-            st.opens.for_reading() > 0 && st.opens.is_for_writing()
-        };
-        if may_be_mapped {
-            self.kernel.invalidate(inode.ino, Forget::All).await;
-        }
     }
 
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
@@ -201,33 +201,37 @@ impl Inner {
 
     /// A change of a name by this client: the name has no answer before the outcome is known, even for
     /// requests in flight.
-    pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
+    pub fn begin_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
         let (dir, name) = (self.inodes.get(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);
         NameChange { dir, name, ended: false }
     }
 
-    pub fn end_name_change(
+    /// Changes a name at the leader. A refusal changes nothing; another error may hide a change.
+    pub async fn change_name<R: ToLeader>(
         &self,
-        change: NameChange,
-        ino: Option<InodeId>,
-        attr: &Attr,
-        lease: &Lease,
-        revoke_clock: u64,
-    ) {
-        self.inodes.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, revoke_clock);
+        parent: InodeId,
+        name: &[u8],
+        how: Change<'_>,
+        make: impl Fn(Op) -> R,
+    ) -> Result<Named<R::Reply>> {
+        let (mut change, revoke_clock) = (self.begin_change(parent, name), self.inodes.revoke_clock());
+        let answer = self.leader.change(how, make).await;
+        let reply = change.reported(self.lent_names.doubt(&[parent], answer).await)?;
+        Ok(Named { change, reply, revoke_clock })
+    }
+
+    /// The name leads there now. `dir`: its directory, as of the answer.
+    pub fn end_change(&self, change: NameChange, ino: Option<InodeId>, dir: &Entry, revoke_clock: u64) {
+        self.inodes.apply(dir, revoke_clock);
         change.end(Outcome::Leads(ino));
     }
 
-    pub fn made(&self, change: NameChange, made: Made, revoke_clock: u64) -> Stat {
+    fn made(&self, named: Named<Made>) -> Stat {
+        let Named { change, reply: made, revoke_clock } = named;
         let stat = self.inodes.apply(&made.entry, revoke_clock);
-        self.end_name_change(
-            change,
-            Some(stat.attr.ino),
-            &made.parent_attr,
-            &made.parent_lease,
-            revoke_clock,
-        );
+        let dir = Entry { attr: made.parent_attr, lease: made.parent_lease };
+        self.end_change(change, Some(stat.attr.ino), &dir, revoke_clock);
         stat
     }
 
@@ -236,7 +240,6 @@ impl Inner {
         if self.local_names.builds_a_tree(cred) {
             return self.mkdir_with_names(cred, parent, name, mode).await;
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mkdir {
             op,
@@ -247,12 +250,8 @@ impl Inner {
             umask: mode.umask,
         };
         let tries = AtomicU32::new(0);
-        let made = change.reported(
-            self.lent_names
-                .doubt(&[parent], self.leader.change(Change::once().counting(&tries), make).await)
-                .await,
-        )?;
-        let stat = self.made(change, made, revoke_clock);
+        let made = self.change_name(parent, name, Change::once().counting(&tries), make).await?;
+        let stat = self.made(made);
         // A reply to a repeated request may be older than the directory's state.
         if stat.leased && tries.into_inner() == 1 {
             self.inodes.get(stat.attr.ino).lock().names.begin_empty();
@@ -270,7 +269,6 @@ impl Inner {
         rdev: u32,
     ) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mknod {
             op,
@@ -282,32 +280,24 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = change.reported(
-            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
-        )?;
-        Ok(self.made(change, made, revoke_clock))
+        let made = self.change_name(parent, name, Change::once(), make).await?;
+        Ok(self.made(made))
     }
 
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = change.reported(
-            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
-        )?;
-        Ok(self.made(change, made, revoke_clock))
+        let made = self.change_name(parent, name, Change::once(), make).await?;
+        Ok(self.made(made))
     }
 
     pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = change.reported(
-            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
-        )?;
-        Ok(self.made(change, made, revoke_clock))
+        let made = self.change_name(parent, name, Change::once(), make).await?;
+        Ok(self.made(made))
     }
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
@@ -315,31 +305,27 @@ impl Inner {
         if self.local_names.try_remove(cred, parent, name) {
             return Ok(());
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.reported(
-            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
-        )?;
-        self.removed(change, removed, revoke_clock);
+        let removed = self.change_name(parent, name, Change::once(), make).await?;
+        self.removed(removed);
         Ok(())
     }
 
     pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.inodes.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change.reported(
-            self.lent_names.doubt(&[parent], self.leader.change(Change::once(), make).await).await,
-        )?;
-        self.local_names.close(removed.ino);
-        self.removed(change, removed, revoke_clock);
+        let removed = self.change_name(parent, name, Change::once(), make).await?;
+        self.local_names.close(removed.reply.ino);
+        self.removed(removed);
         Ok(())
     }
 
-    fn removed(&self, change: NameChange, removed: Removed, revoke_clock: u64) {
-        self.end_name_change(change, None, &removed.parent_attr, &removed.parent_lease, revoke_clock);
+    fn removed(&self, named: Named<Removed>) {
+        let Named { change, reply: removed, revoke_clock } = named;
+        let dir = Entry { attr: removed.parent_attr, lease: removed.parent_lease };
+        self.end_change(change, None, &dir, revoke_clock);
         self.links_changed(removed.ino);
     }
 
@@ -367,10 +353,10 @@ impl Inner {
             return Ok(());
         }
         self.lent_names.follow(parent, new_parent, mode).await;
-        let mut from = self.begin_name_change(parent, name);
+        let mut from = self.begin_change(parent, name);
         // A rename to itself is one change.
         let onto = (parent, name) != (new_parent, new_name);
-        let mut to = onto.then(|| self.begin_name_change(new_parent, new_name));
+        let mut to = onto.then(|| self.begin_change(new_parent, new_name));
         let revoke_clock = self.inodes.revoke_clock();
         let (n, m) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
         let make = |op| Rename {
@@ -403,61 +389,33 @@ impl Inner {
         Ok(())
     }
 
-    pub async fn get_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<Bytes> {
-        if name.starts_with(ACL_PREFIX) && self.try_getattr(ino).is_some_and(|stat| !stat.attr.acl) {
-            return Err(Error::name(
-                NameRule::NoAttribute,
-                format!("inode {ino} has no access control list"),
-            ));
+    /// The target of a path from the root of the namespace; symbolic links in it are not followed.
+    pub async fn find_path(&self, cred: &Cred, path: &[u8]) -> Result<Stat> {
+        let mut at = self.getattr(InodeId::ROOT).await?;
+        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            if at.attr.kind != FileKind::Directory {
+                let what = format!(
+                    "{:?}: what is above {:?} is not a directory",
+                    String::from_utf8_lossy(path),
+                    String::from_utf8_lossy(name)
+                );
+                return Err(Error::name(NameRule::NotDirectory, what));
+            }
+            at = self.lookup(cred, at.attr.ino, name).await?.ok_or_else(|| {
+                Error::not_found(format!(
+                    "{:?}: there is no {:?}",
+                    String::from_utf8_lossy(path),
+                    String::from_utf8_lossy(name)
+                ))
+            })?;
         }
-        let name = Bytes::copy_from_slice(name);
-        let ask = |session| GetXattr { session, cred: cred.clone(), ino, name: name.clone() };
-        Ok(self.leader.ask(ask).await?.value)
-    }
-    pub async fn list_xattr(&self, cred: &Cred, ino: InodeId) -> Result<Vec<Bytes>> {
-        let ask = |session| ListXattr { session, cred: cred.clone(), ino };
-        Ok(self.leader.ask(ask).await?.names)
-    }
-    pub async fn set_xattr(
-        &self,
-        cred: &Cred,
-        ino: InodeId,
-        name: &[u8],
-        value: &[u8],
-        create: bool,
-        replace: bool,
-    ) -> Result<()> {
-        let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
-        let revoke_clock = self.inodes.revoke_clock();
-        let make = |op| SetXattr {
-            op,
-            cred: cred.clone(),
-            ino,
-            name: name.clone(),
-            value: value.clone(),
-            create,
-            replace,
-        };
-        let entry = self.leader.change(Change::once(), make).await?;
-        self.inodes.apply(&entry, revoke_clock);
-        Ok(())
-    }
-    pub async fn remove_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
-        let name = Bytes::copy_from_slice(name);
-        let revoke_clock = self.inodes.revoke_clock();
-        let make = |op| RemoveXattr { op, cred: cred.clone(), ino, name: name.clone() };
-        let entry = self.leader.change(Change::once(), make).await?;
-        self.inodes.apply(&entry, revoke_clock);
-        Ok(())
+        Ok(at)
     }
 
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
         self.leader.ask(|session| GetUsage { session, dir }).await
     }
 }
-
-/// Attributes that are access control lists: the mode shows whether there is one.
-const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 
 /// The targets of the old and the new name after a rename.
 fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
@@ -470,6 +428,13 @@ fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
         (_, Some(replaced)) if replaced == renamed.moved => (Outcome::Unknown, Outcome::Unknown),
         _ => (Outcome::Leads(None), Outcome::Leads(Some(renamed.moved))),
     }
+}
+
+/// A change of a name that the leader has answered, and that is to end.
+pub struct Named<T> {
+    pub change: NameChange,
+    pub reply: T,
+    pub revoke_clock: u64,
 }
 
 /// A change of a name in flight by this client. If dropped, it leaves the name unknown.

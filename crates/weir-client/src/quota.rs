@@ -213,7 +213,7 @@ impl Quota {
         Ok(reservation)
     }
 
-    /// The same at a leader of an older program, for all files of a volume together.
+    /// For a leader of an older program: all files of a volume together.
     async fn reserve_in_volume(
         &self,
         volume: VolumeId,

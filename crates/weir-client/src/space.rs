@@ -1,7 +1,7 @@
 //! Free space, as `statfs` shows it: of the pool for new files, within the limits of a volume.
-use crate::api::Space;
 use crate::data::Data;
 use crate::leader::Leader;
+use crate::types::Space;
 use weir_coord::decide::file_space;
 use weir_proto::meta::StatFs;
 use weir_proto::volume::{Policy, Volume, VolumeAt};

@@ -1,7 +1,8 @@
 //! Stripes in flight to targets, of all files together, and the versions of their fragments.
 //!
 //! Invariant: no version is used twice: an abandoned one may be at a target.
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use weir_proto::Version;
 use weir_proto::data::{FILL_COUNTER, SEAL_VERSIONS};

@@ -2,10 +2,10 @@
 use super::local_state::{LocalEvent, LocalState};
 use super::write::Local;
 use super::{State, ctime_with};
-use crate::api::{SetAttrs, SetTime};
 use crate::inode::Inline;
 use crate::plan;
 use crate::posix::{MODE_BITS, Owner, SET_GID, SET_UID, may_set_owner};
+use crate::types::{SetAttrs, SetTime};
 use bytes::Bytes;
 use weir_proto::births::Birth as CreateMessage;
 use weir_proto::meta::{Attr, Cred, FileKind, INLINE_MAX, Time};

@@ -23,11 +23,11 @@ pub use opens::Opens;
 pub use pages::PageState;
 pub use quota::{Limits, NO_LIMIT, QuotaState, Settled, Wish};
 pub use tier::{Ranges, TierState, touches};
-pub use write::{DirectWrites, Unresolved, WriteErrors, WriteState};
+pub use write::{DirectWrites, Local, Unresolved, WriteErrors, WriteState};
 
-use crate::api::Stat;
 use crate::changed::Changed;
 use crate::known_names::Names;
+use crate::types::Stat;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -265,6 +265,17 @@ impl State {
 
 /// Sizes, attributes and changes as this client shows them.
 impl State {
+    /// The layout of a regular file.
+    pub fn layout(&self, ino: InodeId) -> Result<Layout> {
+        let layout = self.attr.as_ref().and_then(|a| a.layout);
+        let layout = layout.ok_or_else(|| {
+            Error::unavailable(format!(
+                "file {ino} has no layout: the cluster had no placement group for it yet"
+            ))
+        })?;
+        layout.check()?;
+        Ok(layout)
+    }
     /// The size as an application sees it.
     pub fn size(&self) -> u64 {
         self.write.local().map_or_else(|| self.committed_size(), |l| l.size)
@@ -323,7 +334,7 @@ impl State {
         }
         self.shown(true)
     }
-    /// The same for the kernel, which may cache them.
+    /// Attributes for the kernel, which may cache them.
     pub fn lend_stat(&mut self) -> Option<Stat> {
         let stat = self.stat();
         if stat.is_some() {

@@ -1,9 +1,9 @@
 //! Local creates: with inode numbers that the leader has lent for their directory.
 use super::queue::{Change, NumberLoan};
 use super::{LocalNames, UNSENT_MAX, may_change, note_changed};
-use crate::api::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::inode::{Inline, Inode, Limits};
 use crate::posix::{MODE_BITS, Owner};
+use crate::types::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::wall_time;
 use bytes::Bytes;
 use std::sync::Arc;

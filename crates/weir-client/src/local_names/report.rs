@@ -3,7 +3,7 @@ use super::LocalNames;
 use super::create::no_lease;
 use super::queue::{Change, Unreported};
 use super::remove::removed_at;
-use crate::flush::inline_content;
+use crate::commit::inline_content;
 use crate::inode::NO_LIMIT;
 use crate::leader;
 use bytes::Bytes;

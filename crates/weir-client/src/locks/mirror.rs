@@ -1,7 +1,7 @@
 //! A mirror of the locks that this client's processes hold, and their waits.
 //!
 //! Invariant: it never claims more than the leader granted. Knows nothing of messages.
-use crate::api::Handle;
+use crate::types::Handle;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
