@@ -55,6 +55,7 @@ impl Closes {
     /// The open files to report on a new connection. The counts start from these.
     pub fn count_from(&self, connection: u64) -> Vec<HeldLease> {
         let mut noted = self.noted();
+        noted.check();
         noted.begin(connection);
         let revoke_clock = self.inodes.mark_named();
         let held = self.inodes.all().into_iter().filter_map(|inode| {

@@ -235,6 +235,7 @@ impl Commits {
 
     fn request(&self, st: &State, ino: InodeId, size: u64, clean: bool, inline: Option<Bytes>) -> Commit {
         let is_inline = inline.is_some();
+        assert!(inline.as_ref().is_none_or(|b| b.len() as u64 == size), "inline bytes are all of the file");
         Commit {
             op: Op { session: SessionId(0), slot: 0, seq: 0 }, // set for each change
             ino,

@@ -301,6 +301,8 @@ impl Data {
         fragments: &[Fragment],
         again: bool,
     ) -> Result<Epoch> {
+        assert_eq!(fragments.len(), s.scheme().width(), "{s}: one fragment for each member");
+        assert!(folded_seqs.is_empty() || folded_seqs.len() == s.k(), "{s}: one number for each data cell");
         let send = |index: usize,
                     place: Place,
                     missing: MissingMask,
@@ -451,6 +453,7 @@ pub fn too_few(s: &StripeRef, current: usize) -> Error {
 /// computed once.
 pub fn encode(coder: &Coder, env: &Env, cells: Vec<Bytes>) -> Result<Vec<Fragment>> {
     let m = usize::from(coder.scheme().parity);
+    assert_eq!(cells.len(), usize::from(coder.scheme().data), "one piece for each data cell");
     let longest = cells.iter().map(Bytes::len).max().unwrap_or(0);
     let mut parity: Vec<_> = (0..m).map(|_| env.buffers.get(longest)).collect();
     {

@@ -73,6 +73,7 @@ impl GroupView {
     }
     pub fn place(&self, index: usize) -> Place {
         let group = self.group();
+        assert!(index < group.members.len(), "{} has no member {index}", group.id);
         Place { target: group.members[index].target, group: group.id, epoch: group.epoch }
     }
     pub fn down_mask(&self) -> MissingMask {

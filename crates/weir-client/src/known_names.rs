@@ -121,6 +121,7 @@ impl Names {
         self.change += 1;
         let mut outcome = outcome;
         if let Some(changing) = self.changing.get_mut(name) {
+            assert!(changing.operations > 0, "a change that ends has begun");
             changing.operations -= 1;
             if changing.crossed || changing.revokes != self.revokes {
                 outcome = Outcome::Unknown;

@@ -175,6 +175,7 @@ impl LocalNames {
 impl LocalNames {
     /// The lease on the directory was lost, or the session: unsent reports never will be sent.
     pub fn lose(&self, dir: InodeId, why: &str) {
+        self.check();
         let lost = self.queue().drop_unsent(dir);
         let e = Error::io(why);
         lost.iter().for_each(|unreported| self.lose_one(dir, unreported, &e));

@@ -60,6 +60,7 @@ impl Locks {
     }
     /// All held locks, to be named to the leader.
     pub fn held(&self) -> Vec<HeldLock> {
+        self.check();
         self.mirror.held()
     }
     /// The leader notifies that a wait may be over.

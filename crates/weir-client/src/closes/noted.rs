@@ -123,6 +123,7 @@ impl Noted {
     }
     /// A task that began with an alarm ends: a close that is noted from now on has another alarm.
     pub fn end_reporter(&mut self) {
+        assert!(self.reporters > 0, "a reporter that ends has begun");
         self.alarmed = false;
         self.reporters -= 1;
     }

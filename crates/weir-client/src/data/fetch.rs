@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_env::BoxFuture;
-use weir_proto::data::{CellRead, MarkMissing, ReadCell, ReadView};
+use weir_proto::data::{CHECKSUM_BLOCK, CellRead, MarkMissing, ReadCell, ReadView};
 use weir_proto::map::{Group, MemberState};
 use weir_proto::{Error, ErrorKind, Result, Seq, TargetId, Version, checksum};
 use weir_rpc::Answered;
@@ -64,6 +64,8 @@ enum Decoded {
 impl Data {
     /// A part of a data cell in its current version.
     pub async fn read_cell(&self, s: StripeRef, range: CellRange) -> Result<Part> {
+        assert!(range.index < s.k() && range.start.is_multiple_of(CHECKSUM_BLOCK), "{s}: {range:?}");
+        assert!(range.start + range.len <= s.layout.cell_bytes(), "{s}: {range:?} ends past the cell");
         let repaired_by = self.env.clock.now() + REPAIR_PATIENCE;
         self.needed_map(&s).await?;
         let (mut moves, mut waiting) = (0, None);

@@ -79,6 +79,8 @@ fn batches(overlays: &[Overlay], parts_max: usize) -> Vec<Batch> {
 impl Data {
     /// Writes extents into data cells, in parallel. They are in the order of their cells.
     pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
+        let fits = |o: &Overlay| usize::from(o.index) < s.k() && o.offset + o.len <= s.layout.cell_bytes();
+        assert!(overlays.iter().all(fits), "{s}: an overlay is of one data cell");
         let knows_parts = self.cluster.map().level >= LEVEL_OF_OVERLAY_PARTS;
         let batches = batches(overlays, if knows_parts { OVERLAY_PARTS_MAX } else { 1 });
         let calls: Vec<BoxFuture<'_, Result<()>>> = batches

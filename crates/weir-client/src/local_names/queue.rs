@@ -207,6 +207,7 @@ impl Queue {
         name: Bytes,
         cred: &Cred,
     ) -> bool {
+        assert!(!name.is_empty(), "a change in directory {dir} is of a name");
         self.serial += 1;
         let d = self.dirs.entry(dir).or_default();
         d.unsent.push_back(Unreported { serial: self.serial, change, inode, name, cred: cred.clone() });

@@ -131,6 +131,7 @@ impl WriteBack {
             end: buf.end(),
             occasion,
         });
+        assert!(u64::from(buf.end()) <= layout.stripe_bytes(), "stripe {stripe} ends where the next begins");
         let end = start + u64::from(buf.end());
         let parts = buf.freeze();
         let id = st.write.begin_send(stripe, end, parts.clone());
