@@ -21,6 +21,7 @@ pub struct Fetched {
 
 impl Assembly {
     pub fn new(start: u64, end: u64) -> Assembly {
+        assert!(start <= end, "a read of {start}..{end}");
         Assembly { start, end, have: BTreeMap::new(), missing: vec![(start, end)] }
     }
     pub fn is_complete(&self) -> bool {
@@ -57,7 +58,8 @@ impl Assembly {
         }
     }
     pub fn into_parts(self) -> Vec<Bytes> {
-        debug_assert_eq!(self.have.values().map(|b| b.len() as u64).sum::<u64>(), self.end - self.start);
+        let bytes = self.have.values().map(|b| b.len() as u64).sum::<u64>();
+        assert_eq!(bytes, self.end - self.start, "each byte of a read comes from one part");
         self.have.into_values().collect()
     }
 }

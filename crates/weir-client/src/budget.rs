@@ -97,7 +97,8 @@ pub fn block_bytes(len: usize) -> usize {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.budget.0.used_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+        let before = self.budget.0.used_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+        assert!(before >= self.bytes, "{} bytes are freed, {before} were in use", self.bytes);
         self.budget.0.freed.notify_waiters();
     }
 }

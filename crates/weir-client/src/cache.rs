@@ -91,6 +91,10 @@ impl Cache {
     }
 
     fn put(&mut self, ino: InodeId, at: u64, chunk: Chunk) {
+        assert!(
+            !chunk.bytes.is_empty() && chunk.bytes.len() <= chunk.memory_bytes,
+            "a chunk pins what it shows"
+        );
         self.inodes.entry(ino).or_default().insert(at, chunk);
         self.queue.push_back((ino, at));
     }

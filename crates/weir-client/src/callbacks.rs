@@ -1,5 +1,5 @@
 //! Calls of the metadata leader to this client: revokes, hints, evictions and recoveries.
-use crate::inner::Inner;
+use crate::parts::Parts;
 use std::sync::{Arc, Mutex, Weak};
 use weir_proto::Request;
 use weir_proto::lock::LockFree;
@@ -9,13 +9,13 @@ use weir_rpc::{Call, Handled, Reply, Service};
 
 /// Serves the leader's callbacks.
 #[derive(Default)]
-pub struct Callbacks(Mutex<Option<Weak<Inner>>>);
+pub struct Callbacks(Mutex<Option<Weak<Parts>>>);
 
 impl Callbacks {
-    pub fn set(&self, inner: Weak<Inner>) {
-        *self.0.lock().expect("no holder panics") = Some(inner);
+    pub fn set(&self, client: Weak<Parts>) {
+        *self.0.lock().expect("no holder panics") = Some(client);
     }
-    pub fn client(&self) -> Option<Arc<Inner>> {
+    pub fn client(&self) -> Option<Arc<Parts>> {
         self.0.lock().expect("no holder panics").as_ref().and_then(Weak::upgrade)
     }
 }
@@ -29,10 +29,10 @@ impl Callbacks {
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
         Handled::Later(Box::pin(async move {
             if let Some(inode) =
-                client.known_inode(asked.ino).filter(|inode| client.is_open_for_writing(inode))
+                client.base.inodes.known(asked.ino).filter(|inode| inode.lock().opens.is_for_writing())
             {
                 let root = Cred { uid: 0, gid: 0, groups: vec![0] };
-                client.evict_own(&root, &inode, asked.from, asked.to).await?;
+                client.rights.tiering.evict_own(&root, &inode, asked.from, asked.to).await?;
             }
             Ok(Reply::new(&()))
         }))
@@ -45,7 +45,7 @@ impl Callbacks {
         };
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
         Handled::Later(Box::pin(async move {
-            client.decide_what_was_left(ino).await?;
+            client.rights.recovery.settle_left(ino).await?;
             Ok(Reply::new(&()))
         }))
     }
@@ -56,7 +56,7 @@ impl Service for Callbacks {
         if call.method == LockFree::METHOD {
             let hint = call.decode::<LockFree>();
             if let (Ok(hint), Some(client)) = (&hint, self.client()) {
-                client.tables.locks.wake(hint.ticket);
+                client.locks.wake(hint.ticket);
             }
             return Handled::Now(hint.map(|_| Reply::new(&())));
         }
@@ -76,11 +76,11 @@ impl Service for Callbacks {
         let Some(client) = self.client() else { return Handled::Now(Ok(Reply::new(&()))) };
         // The clock orders this revoke among the replies around it: its tick is taken here, in the order of
         // arrival.
-        let inode = client.inode(revoke.ino);
-        let revoke_clock = client.tick_revoke_clock();
+        let inode = client.base.inodes.get(revoke.ino);
+        let revoke_clock = client.base.inodes.tick_revoke_clock();
         inode.lock().mark_revoked(revoke_clock, revoke.keep);
         Handled::Later(Box::pin(async move {
-            client.revoke(&inode, revoke.keep).await;
+            client.revocation.revoke(&inode, revoke.keep).await;
             Ok(Reply::new(&()))
         }))
     }

@@ -135,6 +135,7 @@ impl StripeBuf {
         first: bool,
         buffer: &mut dyn FnMut(usize) -> Option<Charged>,
     ) -> Result<(), NoMemory> {
+        assert!(cell_bytes > 0, "a stripe has cells");
         let mut at = offset;
         while !data.is_empty() {
             let n = match self.write_into_dense(at, data, cell_bytes) {
@@ -214,6 +215,7 @@ impl StripeBuf {
     ) -> Result<usize, NoMemory> {
         let space = (self.buffer_end(at, cell_bytes) - at) as usize;
         let n = data.len().min(space);
+        assert!(n > 0, "an extent at {at} has bytes");
         let wanted = self.buffer_bytes(at, n, space, cell_bytes, first);
         let mut extent = buffer(wanted).or_else(|| buffer(n)).ok_or(NoMemory)?;
         // A pool may return a larger buffer; only the valid bytes count.

@@ -2,14 +2,31 @@
 //!
 //! Invariants: a handle reports every write error of its lifetime exactly once; a close commits; the leader's
 //! count of opens matches the open files of this client.
-use crate::api::{Handle, NewMode, OpenMode, Opened, Stat};
-use crate::inner::{Inner, OpenFile};
+use crate::accesses::Accesses;
+use crate::base::Base;
+use crate::closes::Closes;
+use crate::commit::Commits;
+use crate::handles::{Handles, OpenFile};
 use crate::inode::{Inline, Inode};
+use crate::inodes::Inodes;
+use crate::leader::{Change, Leader};
+use crate::leases::Leases;
+use crate::local_names::LocalNames;
+use crate::locks::Locks;
+use crate::memory::Memory;
+use crate::names::{Named, Names};
 use crate::plan::Occasion;
+use crate::reports::Reports;
+use crate::resize::Resize;
+use crate::rights::Rights;
+use crate::types::{ClientConfig, Handle, NewMode, OpenMode, Opened, Stat};
+use crate::write_back::WriteBack;
+use crate::writing::Writing;
 use bytes::Bytes;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
+use weir_env::Env;
 use weir_proto::meta::{Create, CreateNameless, Cred, Entry, Open};
 use weir_proto::{Error, ErrorKind, InodeId, Result};
 
@@ -21,7 +38,56 @@ const CLOSES_PATIENCE: Duration = Duration::from_secs(5);
 /// Its total wait for servers: an administrator who stops a client does not wait as long as a program does.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(60);
 
-impl Inner {
+pub struct Files {
+    env: Env,
+    config: Arc<ClientConfig>,
+    leader: Arc<Leader>,
+    memory: Arc<Memory>,
+    inodes: Arc<Inodes>,
+    accesses: Arc<Accesses>,
+    handles: Arc<Handles>,
+    closes: Arc<Closes>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    locks: Arc<Locks>,
+    commits: Arc<Commits>,
+    write_back: Arc<WriteBack>,
+    resize: Arc<Resize>,
+    names: Arc<Names>,
+}
+
+impl Files {
+    pub fn new(
+        base: &Base,
+        reports: &Reports,
+        rights: &Rights,
+        writing: &Writing,
+        locks: Arc<Locks>,
+        names: Arc<Names>,
+    ) -> Files {
+        let Writing { commits, write_back, resize, .. } = writing.clone();
+        let Base { env, config, leader, memory, inodes, accesses, handles, .. } = base.clone();
+        let Reports { closes, local_names, .. } = reports.clone();
+        let Rights { leases, .. } = rights.clone();
+        Files {
+            env,
+            config,
+            leader,
+            memory,
+            inodes,
+            accesses,
+            handles,
+            closes,
+            local_names,
+            leases,
+            locks,
+            commits,
+            write_back,
+            resize,
+            names,
+        }
+    }
+
     pub async fn create(
         &self,
         cred: &Cred,
@@ -31,10 +97,9 @@ impl Inner {
         exclusive: bool,
         open: OpenMode,
     ) -> Result<Opened> {
-        if let Some(opened) = self.try_birth(cred, parent, name, mode, open) {
+        if let Some(opened) = self.local_names.try_create(cred, parent, name, mode, open) {
             return Ok(opened);
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let bits = if open.read { OPEN_READ } else { 0 } | if open.write { OPEN_WRITE } else { 0 };
         let make = |op| Create {
@@ -47,12 +112,13 @@ impl Inner {
             exclusive,
             open: bits,
         };
-        let created = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        let stat = self.apply(&created.entry, revoke_clock);
+        let created = self.names.change_name(parent, name, Change::once(), make).await?;
+        let Named { change, reply: created, revoke_clock } = created;
+        let stat = self.inodes.apply(&created.entry, revoke_clock);
         let ino = stat.attr.ino;
-        self.end_name_change(change, Some(ino), &created.parent_attr, &created.parent_lease, revoke_clock);
-        let inode = self.inode(ino);
+        let dir = Entry { attr: created.parent_attr, lease: created.parent_lease };
+        self.names.end_change(change, Some(ino), &dir, revoke_clock);
+        let inode = self.inodes.get(ino);
         if open.write {
             inode.lock().quota.note_lease(&created.entry);
         }
@@ -63,7 +129,7 @@ impl Inner {
                 st.inline = Inline::No;
             }
             drop(st);
-            self.note_create(parent, cred);
+            self.local_names.note_create(parent, cred);
         } else {
             self.learn_inline(&inode, &created.entry, created.inline);
         }
@@ -93,16 +159,17 @@ impl Inner {
             open: bits,
         };
         loop {
-            let revoke_clock = self.revoke_clock();
-            let (entry, tries) = self.session.change_counted(self.deadline(), make).await?;
-            let stat = self.apply(&entry, revoke_clock);
-            let inode = self.inode(stat.attr.ino);
+            let revoke_clock = self.inodes.revoke_clock();
+            let tries = AtomicU32::new(0);
+            let entry = self.leader.change(Change::once().counting(&tries), make).await?;
+            let stat = self.inodes.apply(&entry, revoke_clock);
+            let inode = self.inodes.get(stat.attr.ino);
             inode.lock().inline = Inline::No;
             let opened = self.opened(inode, open, stat)?;
             // A resume on a new connection did not name the file and thereby closed it before this answer was
             // received.
-            if tries > 1
-                && let Err(e) = self.refresh(&self.handle(opened.handle)?.inode).await
+            if tries.into_inner() > 1
+                && let Err(e) = self.leases.refresh(&self.handles.get(opened.handle)?.inode).await
             {
                 let _ = self.release(opened.handle).await; // nothing to save
                 if e.kind == ErrorKind::Stale {
@@ -115,21 +182,21 @@ impl Inner {
     }
 
     async fn truncate_opened(&self, cred: &Cred, opened: &Opened) -> Result<()> {
-        let set = crate::api::SetAttrs { size: Some(0), ..Default::default() };
-        let file = self.handle(opened.handle)?;
-        self.set_size(cred, &file.inode, Some(&file), &set, 0).await.map(|_| ())
+        let set = crate::types::SetAttrs { size: Some(0), ..Default::default() };
+        let file = self.handles.get(opened.handle)?;
+        self.resize.set_size(cred, &file.inode, Some(&file), &set, 0).await.map(|_| ())
     }
 
     pub async fn open(&self, cred: &Cred, ino: InodeId, open: OpenMode) -> Result<Opened> {
-        let inode = self.inode(ino);
-        let revoke_clock = self.revoke_clock();
+        let inode = self.inodes.get(ino);
+        let revoke_clock = self.inodes.revoke_clock();
         let _grows = if open.truncate { Some(inode.growing.lock().await) } else { None };
         let _one = match open.truncate {
             true => {
                 // Bytes written before the truncation are dropped, but sends in flight must end first, and
                 // nothing more is reported until it is done.
                 let one = inode.flushing.lock().await;
-                self.flush_locked(&inode, Occasion::Growing, false).await?;
+                self.write_back.flush_locked(&inode, Occasion::Growing, false).await?;
                 Some(one)
             }
             false => None,
@@ -144,11 +211,11 @@ impl Inner {
             truncate: open.truncate,
             execute: open.execute,
         };
-        let answer = self.session.ask(self.deadline(), ask).await?;
+        let answer = self.leader.ask(ask).await?;
         if open.truncate {
-            self.truncate_local(&inode, 0, sent_end, true);
+            self.resize.truncate_local(&inode, 0, sent_end, true);
         }
-        let stat = self.apply(&answer.entry, revoke_clock);
+        let stat = self.inodes.apply(&answer.entry, revoke_clock);
         if open.write {
             inode.lock().quota.note_lease(&answer.entry);
         }
@@ -156,17 +223,12 @@ impl Inner {
         self.opened(inode.clone(), open, stat)
     }
 
-    pub fn may_open_unasked(&self, uid: u32) -> bool {
-        let map = self.data.cluster.map();
-        (uid != 0 || !self.session.opens_asked()) && map.access.is_empty() && map.audits.is_empty()
-    }
-
     /// Opens a file for reading without a message, under its lease, if the leader still counts it as open.
     /// The caller has checked that it may be read.
     pub fn try_reopen(&self, ino: InodeId, open: OpenMode) -> Option<Opened> {
-        let inode = self.known_inode(ino).filter(|_| open == OpenMode::READ)?;
-        let stat = self.reopen(&inode)?;
-        Some(self.begun(inode, open, stat))
+        let inode = self.inodes.known(ino).filter(|_| open == OpenMode::READ)?;
+        let stat = self.closes.reopen(&inode)?;
+        Some(self.handles.begin(inode, open, stat))
     }
 
     /// Inline bytes from a reply, unless newer ones are known.
@@ -183,44 +245,21 @@ impl Inner {
             let mut st = inode.lock();
             st.opens.begin(open.read, open.write);
         }
-        Ok(self.begun(inode, open, stat))
-    }
-
-    /// A handle of an open that the leader has counted.
-    pub fn begun(&self, inode: Arc<Inode>, open: OpenMode, stat: Stat) -> Opened {
-        let (errors, kernel_cache, old_pages) = {
-            let st = inode.lock();
-            // The client does not see a read from pages: if one would change the access time, the pages are
-            // dropped, too.
-            let unseen = open.read && self.awaits_access(&st);
-            (st.errors.count(), st.lease.is_held(), st.pages.may_hold_old() || unseen)
-        };
-        let handle = self.open_handle(inode, open, kernel_cache, errors);
-        Opened { handle, stat, kernel_cache, old_pages }
+        Ok(self.handles.begin(inode, open, stat))
     }
 
     pub async fn fsync(&self, handle: Handle) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         self.save(&file, Occasion::Growing).await
     }
 
     pub async fn fdatasync(&self, handle: Handle) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         self.save(&file, Occasion::DataOnly).await
     }
 
-    pub fn set_opener(&self, handle: Handle, thread: u32) {
-        if let Ok(file) = self.handle(handle) {
-            file.opener.store(thread, Ordering::Relaxed);
-        }
-    }
-    pub fn opener(&self, handle: Handle) -> Option<u32> {
-        let file = self.handle(handle).ok().filter(|file| file.mode.write)?;
-        Some(file.opener.load(Ordering::Relaxed)).filter(|thread| *thread != 0)
-    }
-
     pub async fn flush_handle(&self, handle: Handle) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         if !file.mode.write {
             return Ok(());
         }
@@ -229,8 +268,8 @@ impl Inner {
 
     /// Saves all changes; every error that the handle has not reported is reported now.
     async fn save(&self, file: &OpenFile, occasion: Occasion) -> Result<()> {
-        let flushed = self.flush(&file.inode, occasion, false).await;
-        let settled = self.settle_direct(&file.inode).await;
+        let flushed = self.write_back.flush(&file.inode, occasion, false).await;
+        let settled = self.commits.settle_direct(&file.inode).await;
         // Errors of write-back are recorded and counted by the inode; this one may be among them.
         let news = {
             let st = file.inode.lock();
@@ -240,52 +279,48 @@ impl Inner {
     }
 
     pub async fn release(&self, handle: Handle) -> Result<()> {
-        let file = self.close_handle(handle)?;
-        if let Some(leases_lost) = file.dropped_pages.get() {
-            let mut st = file.inode.lock();
-            st.pages.note_dropped(*leases_lost);
-        }
+        let file = self.handles.end(handle)?;
         let saved = if file.mode.write { self.save(&file, Occasion::Closing).await } else { Ok(()) };
         // After the bytes: the next holder of the lock sees them.
-        if let Err(e) = self.unlock_handle(handle).await
+        if let Err(e) = self.locks.unlock_handle(handle).await
             && let Some(more) = self.env.watch.line("locks of a closed handle")
         {
             tracing::warn!("file {}: locks of a closed handle: {e}{more}", file.inode.ino);
         }
         // No caller waits until the leader has counted the close.
-        self.note_closed(&file);
+        self.closes.note(&file);
         let ino = file.inode.ino;
         let gone = {
             let st = file.inode.lock();
             st.attr.as_ref().is_some_and(|a| a.nlink == 0) && !st.opens.is_open()
         };
         if gone {
-            self.cache().remove_inode(ino);
-            self.forget_dirty(ino);
-            self.remove_unused_inode(&file.inode);
+            self.memory.cache().remove_inode(ino);
+            self.inodes.forget_dirty(ino);
+            self.inodes.remove_unused(&file.inode);
         }
         saved
     }
 
     /// Flushes every file and closes the session.
     pub async fn shutdown(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if !self.leader.begin_closing() {
             return Ok(());
         }
         let mut first_error = Ok(());
         let deadline = self.env.clock.now() + self.config.patience.min(SHUTDOWN_PATIENCE);
-        if let Err(e) = self.settle_births(None, deadline).await {
+        if let Err(e) = self.local_names.settle(None, deadline).await {
             tracing::error!("shutdown: {e}");
             first_error = Err(e);
         }
-        for inode in self.all_inodes() {
+        for inode in self.inodes.all() {
             if !inode.lock().is_dirty() {
                 continue;
             }
             let saved = self
                 .env
                 .clock
-                .timeout(self.data.left(deadline), self.flush(&inode, Occasion::Closing, false));
+                .timeout(self.leader.left(deadline), self.write_back.flush(&inode, Occasion::Closing, false));
             let late =
                 |_| Err(Error::deadline("its servers do not answer, and this client is shutting down"));
             if let Err(e) = saved.await.unwrap_or_else(late) {
@@ -296,22 +331,12 @@ impl Inner {
             }
         }
         // Without this report the file looks like one whose writer died.
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_all_closes()).await;
-        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.report_accesses()).await; // unreported ones are lost
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.closes.report_all()).await;
+        let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.accesses.report()).await; // unreported ones are lost
         // Everything is saved, or its error is reported: a session that is not closed expires.
-        if let Err(e) = self.session.close(self.env.clock.now() + CLOSES_PATIENCE).await {
+        if let Err(e) = self.leader.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");
         }
         first_error
-    }
-
-    /// The open file of a handle, if one is given for that inode.
-    pub fn open_file_of(&self, handle: Option<Handle>, ino: InodeId) -> Result<Option<Arc<OpenFile>>> {
-        let Some(handle) = handle else { return Ok(None) };
-        let file = self.handle(handle)?;
-        if file.inode.ino != ino {
-            return Err(Error::invalid(format!("file handle {} is of another file than {ino}", handle.0)));
-        }
-        Ok(Some(file))
     }
 }

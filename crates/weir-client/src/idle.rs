@@ -4,13 +4,26 @@
 //! here. So above the bound the inodes that were not used for longest are released: unused ones with their
 //! lease, and those that the kernel still caches after it has dropped their pages and attributes. Inodes with
 //! changes, or open files, stay.
-use crate::inner::Inner;
+use crate::accesses::Accesses;
+use crate::base::Base;
+use crate::closes::Closes;
 use crate::inode::{Inode, State};
+use crate::inodes::Inodes;
 use crate::join::join_all;
+use crate::leader::Leader;
+use crate::leases::Leases;
+use crate::local_names::LocalNames;
+use crate::memory::Memory;
 use crate::plan::Occasion;
+use crate::reports::Reports;
+use crate::revocation::Revocation;
+use crate::rights::Rights;
+use crate::types::ClientConfig;
+use crate::write_back::WriteBack;
+use crate::writing::Writing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use weir_env::BoxFuture;
+use weir_env::{BoxFuture, Env};
 use weir_proto::Result;
 use weir_proto::meta::{LeaseKind, ReleaseLease};
 
@@ -34,20 +47,60 @@ enum Rank {
 
 /// An inode of this state may be released.
 fn is_idle(st: &State) -> bool {
-    !st.opens.is_open() && !st.birth.is_under_way() && !st.is_dirty() && !st.is_in_doubt()
+    !st.opens.is_open() && !st.local.state().is_unreported() && !st.is_dirty() && !st.is_in_doubt()
 }
 
 fn bytes_of(st: &State) -> u64 {
     INODE_BYTES + NAME_BYTES * st.names.count() as u64
 }
 
-impl Inner {
+pub struct Idle {
+    env: Env,
+    config: Arc<ClientConfig>,
+    leader: Arc<Leader>,
+    memory: Arc<Memory>,
+    inodes: Arc<Inodes>,
+    accesses: Arc<Accesses>,
+    closes: Arc<Closes>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    write_back: Arc<WriteBack>,
+    revocation: Arc<Revocation>,
+}
+
+impl Idle {
+    pub fn new(
+        base: &Base,
+        reports: &Reports,
+        rights: &Rights,
+        writing: &Writing,
+        revocation: Arc<Revocation>,
+    ) -> Idle {
+        let Writing { write_back, .. } = writing.clone();
+        let Base { env, config, leader, memory, inodes, accesses, .. } = base.clone();
+        let Reports { closes, local_names, .. } = reports.clone();
+        let Rights { leases, .. } = rights.clone();
+        Idle {
+            env,
+            config,
+            leader,
+            memory,
+            inodes,
+            accesses,
+            closes,
+            local_names,
+            leases,
+            write_back,
+            revocation,
+        }
+    }
+
     /// One round: counts what inodes and names need, and releases what exceeds their part of the memory.
     /// The budget of data is what they leave.
     pub async fn return_idle(&self) {
         let part = self.config.memory_bytes / 2;
         let (mut sum, mut ranked) = (0, Vec::new());
-        for inode in self.all_inodes() {
+        for inode in self.inodes.all() {
             let was_used = inode.used.swap(false, Relaxed);
             let (bytes, rank) = {
                 let st = inode.lock();
@@ -62,10 +115,10 @@ impl Inner {
             ranked.extend(rank.map(|rank| (rank, bytes, inode)));
         }
         if sum < part / 8 {
-            self.budget.reserve_for_names(0); // too few to matter
+            self.memory.budget().reserve_for_names(0); // too few to matter
             return;
         }
-        self.reserve_for_names(sum.min(part));
+        self.memory.reserve_for_names(sum.min(part));
         let mut excess = sum.saturating_sub(part);
         ranked.sort_by_key(|(rank, _, inode)| (*rank, inode.ino));
         let exceeds = |(_, bytes, _): &(Rank, u64, Arc<Inode>)| {
@@ -83,12 +136,6 @@ impl Inner {
                 return;
             }
         }
-    }
-
-    /// Cached data makes room for it.
-    fn reserve_for_names(&self, bytes: u64) {
-        self.budget.reserve_for_names(bytes);
-        while self.budget.used_bytes() > self.budget.limit_bytes() && self.cache().evict_one() {}
     }
 
     async fn release_inode(&self, inode: &Arc<Inode>) -> Result<()> {
@@ -112,37 +159,37 @@ impl Inner {
         if is_over && is_held {
             let ino = inode.ino;
             let release = |session| ReleaseLease { session, ino, keep: LeaseKind::None };
-            let answer = self.session.ask(self.deadline(), release).await;
-            inode.lock().lease.end_release(self.tick_revoke_clock());
+            let answer = self.leader.ask(release).await;
+            inode.lock().lease.end_release(self.inodes.tick_revoke_clock());
             answer?;
         }
         if is_over {
-            self.remove_unused_inode(inode);
+            self.inodes.remove_unused(inode);
         }
         Ok(())
     }
 
     /// Nothing of it is cached in the kernel, which may use it again at any time: as for a revoke.
     async fn have_it_forgotten(&self, inode: &Arc<Inode>) {
-        inode.lock().mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
-        self.revoke(inode, LeaseKind::None).await;
+        inode.lock().mark_revoked(self.inodes.tick_revoke_clock(), LeaseKind::None);
+        self.revocation.revoke(inode, LeaseKind::None).await;
     }
 
     /// Of an inode that the kernel has forgotten, unless it has looked it up again meanwhile.
     async fn drop_lease(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.return_names(inode.ino).await;
-        self.flush(inode, Occasion::Closing, false).await?;
+        self.local_names.give_back(inode.ino).await;
+        self.write_back.flush(inode, Occasion::Closing, false).await?;
         {
             let mut st = inode.lock();
             let in_use = !st.forgotten || st.loans.are_open(self.env.clock.now());
             if st.is_dirty() || !st.lease.is_held() || in_use {
                 return Ok(());
             }
-            st.mark_revoked(self.tick_revoke_clock(), LeaseKind::None);
-            self.drop_under_lease(inode, &mut st, LeaseKind::None);
+            st.mark_revoked(self.inodes.tick_revoke_clock(), LeaseKind::None);
+            self.leases.lower(inode, &mut st, LeaseKind::None);
         }
-        self.report_access_of(inode).await;
-        self.report_close_of(inode.ino).await;
+        self.accesses.report_of(inode).await;
+        self.closes.report_of(inode.ino).await;
         Ok(())
     }
 }

@@ -78,13 +78,13 @@ impl Names {
         self.complete
     }
     /// A file was created here locally.
-    pub fn born(&mut self, name: &[u8], ino: InodeId) {
+    pub fn note_created(&mut self, name: &[u8], ino: InodeId) {
         self.change += 1;
         self.keep(name, Some(ino));
     }
 
     /// A file was removed here locally.
-    pub fn died(&mut self, name: &[u8]) {
+    pub fn note_removed(&mut self, name: &[u8]) {
         self.change += 1;
         self.keep(name, None);
     }
@@ -121,6 +121,7 @@ impl Names {
         self.change += 1;
         let mut outcome = outcome;
         if let Some(changing) = self.changing.get_mut(name) {
+            assert!(changing.operations > 0, "a change that ends has begun");
             changing.operations -= 1;
             if changing.crossed || changing.revokes != self.revokes {
                 outcome = Outcome::Unknown;

@@ -7,297 +7,84 @@
 #![forbid(unsafe_code)]
 
 mod accesses;
-mod api;
-mod append_token;
 mod assembly;
-mod backups;
-mod births;
+mod base;
 mod budget;
 mod cache;
 mod callbacks;
 mod changed;
+mod client;
 mod closes;
+mod commit;
+mod connect;
 pub mod crash_points;
 mod data;
-mod direct;
 mod dirty;
-mod evict_own;
-mod fetch;
+mod drops;
 mod files;
-mod floors;
-mod flush;
+mod group;
+mod handles;
+mod holder;
 mod hole;
 mod idle;
-mod inner;
 mod inode;
+mod inodes;
 mod join;
+mod kernel;
 mod known_names;
 mod latency;
-mod layers;
-mod lease;
-mod lent;
+mod leader;
+mod leases;
+mod lent_names;
+mod local_names;
 mod locks;
+mod losses;
 mod maps;
-mod member;
+mod memory;
+mod mover;
 mod names;
-mod new_names;
+mod objects;
+mod parts;
 mod patience;
 mod plan;
 mod prefetch;
-mod read;
-mod recall;
-mod recover;
-mod removals;
-mod renames;
-mod reservations;
+mod quota;
+mod reader;
+mod recovery;
+mod reports;
 mod resize;
+mod revocation;
+mod rights;
 mod seek;
-mod send;
-mod session;
-mod shipping;
-mod snapshot_file;
+mod snapshots;
+mod space;
 mod status;
-mod table;
-mod unsaved;
-mod volumes;
+mod targets;
+mod tiering;
+mod types;
+mod upkeep;
 mod waits;
-mod watching;
 mod window;
-mod write;
+mod write_back;
+mod writer;
+mod writing;
 
-pub use api::{
+pub use client::{BackupEdit, Client, NewRelation, NewVolume, VolumeEdit};
+pub use lent_names::LOAN as NAME_LOAN;
+pub use locks::{InTheWay, LockWish, Locked};
+pub use mover::{Mover, Recall};
+pub use seek::COPY_BYTES_MAX;
+pub use snapshots::SnapshotFile;
+pub use types::{
     Allocate, ClientConfig, ClientStatus, Forget, Handle, KernelCache, Loss, NewMode, NoKernel, OpenMode,
     Opened, SetAttrs, SetTime, Space, Stat,
 };
-pub use backups::BackupEdit;
-pub use lent::LOAN as NAME_LOAN;
-pub use recall::Recall;
-pub use seek::COPY_BYTES_MAX;
-pub use shipping::NewRelation;
-pub use snapshot_file::SnapshotFile;
-pub use table::locks::{InTheWay, LockWish, Locked};
-pub use volumes::{NewVolume, VolumeEdit};
 pub use waits::Waiting;
 
-use callbacks::Callbacks;
-use data::Data;
-use inner::Inner;
-use maps::MapsSeen;
-use session::{Holder, Session};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
-use weir_coord::{Cluster, Observer};
-use weir_env::{BoxFuture, Env, Instant, TaskHandle};
-use weir_proto::coord::Wait;
-use weir_proto::{ClusterId, Result, SessionId};
+use weir_env::Env;
+use weir_proto::meta::Time;
 
-/// The interval at which write-back checks changed data.
-const WRITE_BACK_PERIOD: Duration = Duration::from_secs(1);
-/// The interval at which a client checks its connection to the leader.
-const SESSION_POLL: Duration = Duration::from_millis(500);
-/// Pause between tries to find the namespace's leader.
-const LEADER_PAUSE: Duration = Duration::from_millis(50);
-/// How long a starting client waits for the cluster: the user who mounts is present to see the failure.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
-/// The interval of reports to the coordinator on what calls wait for, and the patience for each.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
-const REPORT_PATIENCE: Duration = Duration::from_secs(1);
-
-/// One client of a namespace: one per mount or library user. Cheap to clone; its tasks end with the last
-/// clone.
-#[derive(Clone)]
-pub struct Client {
-    inner: Arc<Inner>,
-    _tasks: Arc<Background>,
-}
-
-struct Background(Vec<TaskHandle>);
-impl Drop for Background {
-    fn drop(&mut self) {
-        self.0.iter().for_each(TaskHandle::abort);
-    }
-}
-
-impl Client {
-    /// Finds the cluster and opens a session at the namespace's metadata leader.
-    pub fn connect(
-        env: Env,
-        config: ClientConfig,
-        kernel: Arc<dyn KernelCache>,
-    ) -> BoxFuture<'static, Result<Client>> {
-        Box::pin(Client::begin(env, config, kernel))
-    }
-    async fn begin(env: Env, config: ClientConfig, kernel: Arc<dyn KernelCache>) -> Result<Client> {
-        let who = Observer {
-            coordinators: config.coordinators.clone(),
-            cluster: None,
-            name: config.name.clone(),
-            role: config.role,
-            host: config.host.clone(),
-            trust: config.trust.clone(),
-        };
-        let patience = config.patience.min(CONNECT_PATIENCE);
-        let deadline = env.clock.now() + patience;
-        let cluster = Cluster::observe(&env, who, patience).await?;
-        let callbacks = Arc::new(Callbacks::default());
-        let (channel, namespace) = loop {
-            let found = cluster.meta_leader(&config.namespace, callbacks.clone());
-            let map = cluster.map();
-            let namespace = map.namespaces.iter().find(|v| v.name == config.namespace).map(|v| v.id);
-            match (found, namespace) {
-                (Ok(channel), Some(namespace)) => break (channel, namespace),
-                (Err(e), _) if env.clock.now() >= deadline => return Err(e.doing("connect")),
-                _ => env.clock.sleep(LEADER_PAUSE).await,
-            }
-        };
-        let title = format!("{} on {}", config.name, config.host);
-        let maps = Arc::new(MapsSeen::default());
-        let process = config.process.clone();
-        let counters: Arc<status::Counters> = Arc::default();
-        let session = Session::new(
-            env.clone(),
-            channel,
-            namespace,
-            title.clone(),
-            process,
-            maps.clone(),
-            counters.clone(),
-        );
-        let data = Data::new(env.clone(), cluster, counters, maps);
-        let inner = Inner::new(env.clone(), config, kernel, namespace, data, session);
-        callbacks.set(inner.weak());
-        let holder: Weak<dyn Holder> = inner.weak();
-        inner.session.set_holder(holder);
-        inner.session.check(deadline).await?;
-        let tasks = vec![
-            env.tasks.spawn("learn of the space", learn_space(inner.data.cluster.clone())),
-            env.tasks.spawn("keep the session", keep_session(inner.weak())),
-            env.tasks.spawn("write back", write_back(inner.weak())),
-            env.tasks.spawn("return idle inodes", return_idle(inner.weak())),
-            env.tasks.spawn("watch what calls wait for", watch_waits(inner.weak(), title)),
-            env.tasks.spawn("watch the way to the leader", watch_way(inner.weak())),
-        ];
-        Ok(Client { inner, _tasks: Arc::new(Background(tasks)) }.with_meters())
-    }
-    /// The cluster of this client.
-    pub fn cluster(&self) -> ClusterId {
-        self.inner.data.cluster.id()
-    }
-    pub fn status(&self) -> ClientStatus {
-        self.inner.status()
-    }
-    /// For simulators and tests: panics if an invariant of the client's state does not hold.
-    pub fn check(&self) {
-        self.inner.check()
-    }
-    /// The time on the clock of [`Waiting::since`].
-    pub fn now(&self) -> Instant {
-        self.inner.env.clock.now()
-    }
-    /// Causes that calls have been waiting for for a while.
-    pub fn waits(&self) -> Vec<Waiting> {
-        self.inner.data.waits.list()
-    }
-    /// Flushes everything and closes the session. An error names the files that could not be saved.
-    pub fn shutdown(&self) -> BoxFuture<'_, Result<()>> {
-        Box::pin(self.inner.shutdown())
-    }
-    /// The session, unless a shutdown has closed it. If not, the leader waits for it after a failover, so the
-    /// next client of the process closes it by [`Client::close_session`].
-    pub fn session_left(&self) -> Option<SessionId> {
-        self.inner.session.unclosed()
-    }
-    /// Closes the session of an earlier client of this process.
-    pub fn close_session(&self, session: SessionId) -> BoxFuture<'_, Result<()>> {
-        let deadline = self.inner.env.clock.now() + self.inner.config.patience;
-        Box::pin(self.inner.session.close_other(session, deadline))
-    }
-    /// The number of losses of changes or locks, and the last of them.
-    pub fn losses(&self) -> (u64, Vec<Loss>) {
-        self.inner.losses()
-    }
-}
-
-/// So that it can be shown while the coordinator is unreachable.
-async fn learn_space(cluster: Cluster) {
-    if let Err(e) = cluster.known_status().await {
-        tracing::debug!("the space is not known yet: {e}");
-    }
-}
-
-async fn keep_session(inner: Weak<Inner>) {
-    let mut due = None;
-    while let Some((clock, period)) =
-        inner.upgrade().map(|i| (i.env.clock.clone(), i.session.keep_alive_period()))
-    {
-        let until = *due.get_or_insert(clock.now() + period);
-        clock.sleep(until.since(clock.now()).min(SESSION_POLL)).await;
-        // A client that was shut down has no session, and needs none.
-        let Some(inner) = inner.upgrade().filter(|i| !i.closed.load(Ordering::Acquire)) else { return };
-        // A restarted leader waits for its earlier clients, even if they have no requests.
-        if clock.now() >= until || !inner.session.is_taken_up() {
-            inner.session.keep_alive().await;
-            due = None;
-        }
-    }
-}
-
-/// Goes to a leader that is silent here through another node, and back once the direct way works.
-async fn watch_way(inner: Weak<Inner>) {
-    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
-        clock.sleep(SESSION_POLL).await;
-        let Some((channel, is_late)) = inner.upgrade().map(|inner| inner.session.way()) else { return };
-        channel.compare_ways(is_late).await;
-    }
-}
-
-/// Reports what calls wait for, and leaves a leader that has moved elsewhere.
-async fn watch_waits(inner: Weak<Inner>, title: String) {
-    let (mut reported, mut leader) = (None, String::new());
-    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
-        clock.sleep(SESSION_POLL).await;
-        let Some(inner) = inner.upgrade() else { return };
-        inner.session.leave_old_address();
-        let waits = &inner.data.waits;
-        waits.end(&leader);
-        if let Some((since, calls)) = inner.session.silence() {
-            let name = inner.data.cluster.leader_name(&inner.config.namespace).unwrap_or_default();
-            leader = format!("the metadata leader {name}");
-            waits.note(&leader, since, calls);
-        }
-        waits.report();
-        let (list, now) = (waits.list(), clock.now());
-        let due = match reported {
-            None => !list.is_empty(),
-            Some(at) => list.is_empty() || now.since(at) >= REPORT_EVERY,
-        };
-        if due {
-            reported = (!list.is_empty()).then_some(now);
-            let ms = |w: &Waiting| now.since(w.since).as_millis() as u64;
-            let waits = list.into_iter().map(|w| Wait { ms: ms(&w), what: w.what, calls: w.calls }).collect();
-            let reporting = inner.data.cluster.report_waits(title.clone(), waits);
-            let _ = clock.timeout(REPORT_PATIENCE, reporting).await; // the next report repeats it
-        }
-    }
-}
-
-async fn write_back(inner: Weak<Inner>) {
-    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
-        clock.sleep(WRITE_BACK_PERIOD).await;
-        let Some(inner) = inner.upgrade() else { return };
-        inner.write_back_aged().await;
-        inner.report_accesses().await;
-        inner.report_old_closes().await;
-        inner.return_reservations().await;
-    }
-}
-
-/// Not in the task of write-back: the kernel may have to wait for a page before it drops an inode.
-async fn return_idle(inner: Weak<Inner>) {
-    while let Some(clock) = inner.upgrade().map(|i| i.env.clock.clone()) {
-        clock.sleep(WRITE_BACK_PERIOD).await;
-        let Some(inner) = inner.upgrade() else { return };
-        inner.return_idle().await;
-    }
+/// The time of the machine, for times that users see.
+fn wall_time(env: &Env) -> Time {
+    Time { nanos: env.clock.wall().0 }
 }

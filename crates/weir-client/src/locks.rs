@@ -8,14 +8,23 @@
 //! that trusted the lock must not continue to write.
 //!
 //! Knows nothing of processes, signals or FUSE: an owner is a number, an interrupt is a [`Notify`].
-use crate::api::{Forget, Handle};
-use crate::inner::Inner;
-use crate::table::locks::{Asked, InTheWay, LockWish, Locked, Waiting};
+mod mirror;
+
+pub use mirror::{InTheWay, LockWish, Locked};
+
+use crate::base::Base;
+use crate::handles::Handles;
+use crate::kernel::Kernel;
+use crate::leader::Leader;
+use crate::losses::Losses;
+use crate::types::{Forget, Handle};
+use mirror::{Asked, Mirror, Waiting};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Notify;
-use weir_env::{Backoff, Pauses};
+use weir_env::{Backoff, Env, Pauses};
 use weir_proto::lock::{
     CancelLock, HeldLock, ListLocks, LockAnswer, LockEntry, LockOutcome, LockOwner, LockRange, SetLock,
     TestLock,
@@ -35,7 +44,38 @@ const CLOSING: Backoff = Backoff { first: Duration::from_millis(2), max: Duratio
 /// outcome.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 
-impl Inner {
+pub struct Locks {
+    env: Env,
+    leader: Arc<Leader>,
+    handles: Arc<Handles>,
+    kernel: Arc<Kernel>,
+    losses: Arc<Losses>,
+    mirror: Mirror,
+}
+
+impl Locks {
+    pub fn new(base: &Base) -> Locks {
+        let Base { env, leader, handles, kernel, losses, .. } = base.clone();
+        Locks { env, leader, handles, kernel, losses, mirror: Mirror::default() }
+    }
+    /// All held locks, to be named to the leader.
+    pub fn held(&self) -> Vec<HeldLock> {
+        self.check();
+        self.mirror.held()
+    }
+    /// The leader notifies that a wait may be over.
+    pub fn wake(&self, ticket: u64) {
+        self.mirror.wake(ticket);
+    }
+    /// The leader knows of no waits any more: each asks again.
+    pub fn wake_all(&self) {
+        self.mirror.wake_all();
+    }
+    /// Panics where an invariant of the mirror does not hold.
+    pub fn check(&self) {
+        self.mirror.check();
+    }
+
     /// Locks or unlocks without waiting for other holders.
     pub async fn try_lock(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
         self.note_closes_unlock(handle, wish)?;
@@ -44,7 +84,12 @@ impl Inner {
     }
 
     /// Waits until the lock is granted, or `interrupt` is notified.
-    pub async fn wait_lock(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
+    pub async fn wait_lock(
+        self: &Arc<Self>,
+        handle: Handle,
+        wish: LockWish,
+        interrupt: &Notify,
+    ) -> Result<Locked> {
         self.note_closes_unlock(handle, wish)?;
         let locked = self.lock_later(handle, wish, interrupt).await?;
         self.see_what_others_wrote(handle, wish, locked).await
@@ -52,7 +97,7 @@ impl Inner {
 
     fn note_closes_unlock(&self, handle: Handle, wish: LockWish) -> Result<()> {
         if wish.kind.is_some() {
-            self.handle(handle)?.inode.lock().opens.note_locked();
+            self.handles.get(handle)?.inode.lock().opens.note_locked();
         }
         Ok(())
     }
@@ -62,17 +107,17 @@ impl Inner {
     async fn see_what_others_wrote(&self, handle: Handle, wish: LockWish, locked: Locked) -> Result<Locked> {
         if locked == Locked::Granted
             && wish.kind.is_some()
-            && let Some(file) = self.open_file(handle)
+            && let Some(file) = self.handles.open_file(handle)
             && !file.inode.lock().lease.is_held()
         {
-            self.invalidate(file.inode.ino, Forget::All).await;
+            self.kernel.invalidate(file.inode.ino, Forget::All).await;
         }
         Ok(locked)
     }
 
     async fn lock_now(&self, handle: Handle, wish: LockWish) -> Result<Locked> {
-        let ino = self.handle(handle)?.inode.ino;
-        if wish.kind.is_none() && self.tables.locks.is_unused() {
+        let ino = self.handles.get(handle)?.inode.ino;
+        if wish.kind.is_none() && self.mirror.is_unused() {
             return Ok(Locked::Granted);
         }
         let mut grace = Pauses::new(&self.env.rng, GRACE);
@@ -89,9 +134,14 @@ impl Inner {
         }
     }
 
-    async fn lock_later(&self, handle: Handle, wish: LockWish, interrupt: &Notify) -> Result<Locked> {
-        let ino = self.handle(handle)?.inode.ino;
-        let (waiting, mut waits) = (Waiting::new(&self.tables.locks), None);
+    async fn lock_later(
+        self: &Arc<Self>,
+        handle: Handle,
+        wish: LockWish,
+        interrupt: &Notify,
+    ) -> Result<Locked> {
+        let ino = self.handles.get(handle)?.inode.ino;
+        let (waiting, mut waits) = (Waiting::new(&self.mirror), None);
         let pauses = |backoff| Pauses::new(&self.env.rng, backoff);
         let (mut again, mut grace, mut closing) = (pauses(ASK_AGAIN), pauses(GRACE), pauses(CLOSING));
         loop {
@@ -115,18 +165,18 @@ impl Inner {
                 () = interrupt.notified() => return Ok(self.give_up(ino, handle, wish, waiting.ticket).await),
                 () = self.env.clock.sleep(pause) => {}
             }
-            self.handle(handle)?; // its locks may be lost meanwhile
+            self.handles.get(handle)?; // its locks may be lost meanwhile
         }
     }
 
     /// Ends a wait that may just have been granted.
-    async fn give_up(&self, ino: InodeId, handle: Handle, wish: LockWish, ticket: u64) -> Locked {
-        let me = self.arc();
+    async fn give_up(self: &Arc<Self>, ino: InodeId, handle: Handle, wish: LockWish, ticket: u64) -> Locked {
+        let me = self.clone();
         let (tx, rx) = tokio::sync::oneshot::channel();
         // A task of its own: it is completed even if the caller stops waiting.
         self.env.tasks.spawn("give a lock wait up", async move {
             let cancel = |session| CancelLock { session, ino, ticket };
-            let cancelled = me.session.ask(me.deadline(), cancel).await;
+            let cancelled = me.leader.ask(cancel).await;
             if cancelled.is_ok_and(|c| c.waited) {
                 let _ = tx.send(Locked::Interrupted); // the caller may have given up
                 return;
@@ -157,13 +207,13 @@ impl Inner {
         wish: LockWish,
         ticket: u64,
     ) -> Result<LockAnswer> {
-        let turn = self.tables.locks.join(ino, &wish, handle);
+        let turn = self.mirror.join(ino, &wish, handle);
         let answered = {
             let _mine = turn.lock().await;
             self.ask_in_turn(ino, handle, wish, ticket).await
         };
         drop(turn);
-        self.tables.locks.forget(ino, wish.owner);
+        self.mirror.forget(ino, wish.owner);
         answered
     }
 
@@ -175,17 +225,17 @@ impl Inner {
         ticket: u64,
     ) -> Result<LockAnswer> {
         let LockWish { owner, range, kind, pid } = wish;
-        let quietly = self.open_file(handle).is_some_and(|f| f.closes_quietly.load(Ordering::Relaxed));
+        let quietly = self.handles.open_file(handle).is_some_and(|f| f.closes_quietly());
         loop {
-            let before = self.tables.locks.lower(ino, owner, range, kind);
+            let before = self.mirror.lower(ino, owner, range, kind);
             let reported = AtomicU64::new(0);
             let ask = |session| {
-                reported.store(self.tables.locks.reported(), Ordering::Relaxed);
+                reported.store(self.mirror.reported(), Ordering::Relaxed);
                 SetLock { session, ino, owner, range, kind, pid, ticket, closing: kind.is_some() && quietly }
             };
-            let answer = self.session.ask(self.deadline(), ask).await?;
+            let answer = self.leader.ask(ask).await?;
             let asked = Asked { reported: reported.into_inner(), before };
-            if self.tables.locks.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
+            if self.mirror.answered(ino, &wish, handle, asked, answer.outcome == LockOutcome::Granted) {
                 return Ok(answer);
             }
         }
@@ -193,7 +243,7 @@ impl Inner {
 
     /// The holder of a conflicting lock.
     pub async fn test_lock(&self, handle: Handle, wish: LockWish) -> Result<Option<InTheWay>> {
-        let ino = self.handle(handle)?.inode.ino;
+        let ino = self.handles.get(handle)?.inode.ino;
         let Some(kind) = wish.kind else { return Ok(None) };
         let mut grace = Pauses::new(&self.env.rng, GRACE);
         loop {
@@ -204,7 +254,7 @@ impl Inner {
                 asked.store(session.0, Ordering::Relaxed);
                 TestLock { session, ino, owner, range, kind }
             };
-            let answer = self.session.ask(self.deadline(), test).await?;
+            let answer = self.leader.ask(test).await?;
             mine.0 = asked.load(Ordering::Relaxed);
             if answer.outcome == LockOutcome::Grace {
                 self.env.clock.sleep(grace.next_pause()).await;
@@ -222,33 +272,33 @@ impl Inner {
     /// end with its last descriptor, which the kernel announces after `close` has returned: they are reported
     /// to the leader now.
     pub async fn unlock_owner(&self, handle: Handle, owner: LockOwner) -> Result<()> {
-        if self.tables.locks.is_unused() {
+        if self.mirror.is_unused() {
             return Ok(());
         }
-        let Some(file) = self.open_file(handle) else { return Ok(()) };
+        let Some(file) = self.handles.open_file(handle) else { return Ok(()) };
         let ino = file.inode.ino;
         let mut done = Ok(());
-        if self.tables.locks.has(ino, owner) {
+        if self.mirror.has(ino, owner) {
             done = self.unlock_all(ino, handle, owner).await;
-            self.tables.locks.part(ino, handle, owner);
+            self.mirror.part(ino, handle, owner);
         }
-        for (ino, owner) in self.tables.locks.held_through(handle) {
+        for (ino, owner) in self.mirror.held_through(handle) {
             let (range, kind, pid, ticket, closing) = (LockRange::WHOLE, None, 0, 0, true);
             let report = |session| SetLock { session, ino, owner, range, kind, pid, ticket, closing };
-            done = done.and(self.session.ask(self.deadline(), report).await.map(drop));
+            done = done.and(self.leader.ask(report).await.map(drop));
         }
         done
     }
 
     /// At an open file's end: releases the locks acquired through it.
     pub async fn unlock_handle(&self, handle: Handle) -> Result<()> {
-        if self.tables.locks.is_unused() {
+        if self.mirror.is_unused() {
             return Ok(());
         }
         let mut done = Ok(());
-        for (ino, owner) in self.tables.locks.asked_through(handle) {
+        for (ino, owner) in self.mirror.asked_through(handle) {
             done = done.and(self.unlock_all(ino, handle, owner).await);
-            self.tables.locks.part(ino, handle, owner);
+            self.mirror.part(ino, handle, owner);
         }
         done
     }
@@ -264,32 +314,32 @@ impl Inner {
 
     /// Holders and waiters of a file, and the number of those that do not fit.
     pub async fn list_locks(&self, ino: InodeId) -> Result<(Vec<LockEntry>, u32)> {
-        let list = self.session.ask(self.deadline(), |session| ListLocks { session, ino }).await?;
+        let list = self.leader.ask(|session| ListLocks { session, ino }).await?;
         Ok((list.entries, list.more))
     }
 
     /// The session is gone, and every lock with it.
-    pub fn lose_all_locks(&self) {
-        self.break_handles(self.tables.locks.lose(|_, _| true), "the session expired");
-        self.tables.locks.wake_all();
+    pub fn lose_all(&self) {
+        self.break_handles(self.mirror.lose(|_, _| true), "the session expired");
+        self.mirror.wake_all();
     }
 
     /// Other clients have got these meanwhile.
-    pub fn lose_locks(&self, lost: &[HeldLock]) {
+    pub fn lose(&self, lost: &[HeldLock]) {
         let named: BTreeSet<(InodeId, LockOwner)> = lost.iter().map(|l| (l.ino, l.owner)).collect();
-        let handles = self.tables.locks.lose(|ino, owner| named.contains(&(ino, owner)));
+        let handles = self.mirror.lose(|ino, owner| named.contains(&(ino, owner)));
         self.break_handles(handles, "the locks could not be taken up again");
     }
 
     fn break_handles(&self, handles: BTreeSet<(InodeId, Handle)>, why: &str) {
         for (ino, handle) in handles {
-            let Some(file) = self.open_file(handle) else { continue };
+            let Some(file) = self.handles.open_file(handle) else { continue };
             let e = Error::io(format!(
                 "file {ino}: {why}, and its locks with it: this open file does nothing any more; close it and open it again"
             ));
-            self.log_loss(&e);
-            self.note_loss(ino, &e);
-            let _ = file.broken.set(e); // the first reason stays
+            self.losses.log(&e);
+            self.losses.note(ino, &e);
+            file.break_off(e);
         }
     }
 }

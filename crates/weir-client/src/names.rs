@@ -2,33 +2,85 @@
 //!
 //! Invariant: a name is remembered only under its directory's lease, and only if no change of names in that
 //! directory by this client crossed the request.
-use crate::api::{Forget, NewMode, SetAttrs, Space, Stat};
-use crate::inner::{Inner, OpenFile};
+mod attributes;
+mod trees;
+
+use crate::accesses::Accesses;
+use crate::base::Base;
+use crate::closes::Closes;
+use crate::commit::Commits;
 use crate::inode::Inode;
+use crate::inodes::Inodes;
+use crate::kernel::Kernel;
 use crate::known_names::Outcome;
-use crate::plan::Occasion;
+use crate::leader::{Change, Leader, ToLeader};
+use crate::leases::Leases;
+use crate::lent_names::LentNames;
+use crate::local_names::LocalNames;
+use crate::reports::Reports;
+use crate::resize::Resize;
+use crate::rights::Rights;
+use crate::types::{NewMode, Stat};
+use crate::write_back::WriteBack;
+use crate::writing::Writing;
 use bytes::Bytes;
 use std::sync::Arc;
-use weir_coord::decide::file_space;
+use std::sync::atomic::AtomicU32;
+use weir_env::Env;
 use weir_proto::meta::{
-    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, GetXattr, Lease, LeaseKind, Link, ListXattr, Listing,
-    Lookup, Made, Mkdir, Mknod, NAME_MAX, ReadDir, ReadLink, RemoveXattr, Removed, Rename, RenameMode,
-    Renamed, Rmdir, SetXattr, StatFs, Symlink, Unlink, Usage,
+    Attr, Cred, Entry, FileKind, GetAttr, GetUsage, Lease, LeaseKind, Link, Listing, Lookup, Made, Mkdir,
+    Mknod, NAME_MAX, Op, ReadDir, ReadLink, Removed, Rename, RenameMode, Renamed, Rmdir, Symlink, Unlink,
+    Usage,
 };
-use weir_proto::volume::{Policy, Volume, VolumeAt};
-use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
+use weir_proto::{Error, InodeId, NameRule, Result};
 
-impl Inner {
+pub struct Names {
+    env: Env,
+    leader: Arc<Leader>,
+    kernel: Arc<Kernel>,
+    inodes: Arc<Inodes>,
+    accesses: Arc<Accesses>,
+    closes: Arc<Closes>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    lent_names: Arc<LentNames>,
+    commits: Arc<Commits>,
+    write_back: Arc<WriteBack>,
+    resize: Arc<Resize>,
+}
+
+impl Names {
+    pub fn new(base: &Base, reports: &Reports, rights: &Rights, writing: &Writing) -> Names {
+        let Writing { commits, write_back, resize, .. } = writing.clone();
+        let Base { env, leader, kernel, inodes, accesses, lent_names, .. } = base.clone();
+        let Reports { closes, local_names, .. } = reports.clone();
+        let Rights { leases, .. } = rights.clone();
+        Names {
+            env,
+            leader,
+            kernel,
+            inodes,
+            accesses,
+            closes,
+            local_names,
+            leases,
+            lent_names,
+            commits,
+            write_back,
+            resize,
+        }
+    }
+
     pub fn try_lookup(&self, parent: InodeId, name: &[u8]) -> Option<Option<Stat>> {
         // A name that is too long is refused, not absent.
-        if !self.leases_hold() || name.len() > NAME_MAX {
+        if !self.leader.leases_hold() || name.len() > NAME_MAX {
             return None;
         }
-        let known = self.known_inode(parent)?.lock().name(name)?;
+        let known = self.inodes.known(parent)?.lock().name(name)?;
         match known {
             None => Some(None),
             Some(ino) => {
-                let inode = self.known_inode(ino)?;
+                let inode = self.inodes.known(ino)?;
                 let mut st = inode.lock();
                 st.forgotten = false;
                 st.lend_stat().map(Some)
@@ -37,10 +89,10 @@ impl Inner {
     }
 
     pub fn try_getattr(&self, ino: InodeId) -> Option<Stat> {
-        if !self.leases_hold() {
+        if !self.leader.leases_hold() {
             return None;
         }
-        self.known_inode(ino)?.lock().lend_stat()
+        self.inodes.known(ino)?.lock().lend_stat()
     }
 
     pub async fn lookup(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<Option<Stat>> {
@@ -48,13 +100,13 @@ impl Inner {
             return Ok(known);
         }
         check_name(name)?;
-        let dir = self.inode(parent);
-        let (revoke_clock, before) = (self.revoke_clock(), dir.lock().names.change());
+        let dir = self.inodes.get(parent);
+        let (revoke_clock, before) = (self.inodes.revoke_clock(), dir.lock().names.change());
         let name = Bytes::copy_from_slice(name);
         let ask = |session| Lookup { session, cred: cred.clone(), parent, name: name.clone() };
-        let answer = self.session.ask(self.deadline(), ask).await?;
+        let answer = self.leader.ask(ask).await?;
         self.apply_dir_lease(&dir, &answer.parent_lease, revoke_clock);
-        let found = answer.entry.as_ref().map(|entry| self.apply(entry, revoke_clock));
+        let found = answer.entry.as_ref().map(|entry| self.inodes.apply(entry, revoke_clock));
         self.keep_name(&dir, before, &name, found.as_ref().map(|f| f.attr.ino));
         if let Some(found) = &found {
             self.wait_for_unprotected_pages_of(found.attr.ino).await;
@@ -78,85 +130,34 @@ impl Inner {
         if let Some(stat) = self.try_getattr(ino) {
             return Ok(stat);
         }
-        if let Some(inode) = self.known_inode(ino) {
-            self.report_access_of(&inode).await; // the answer must include it
+        if let Some(inode) = self.inodes.known(ino) {
+            self.accesses.report_of(&inode).await; // the answer must include it
         }
-        let revoke_clock = self.revoke_clock();
-        let entry = self.session.ask(self.deadline(), |session| GetAttr { session, ino }).await?;
-        let stat = self.apply(&entry, revoke_clock);
+        let revoke_clock = self.inodes.revoke_clock();
+        let entry = self.leader.ask(|session| GetAttr { session, ino }).await?;
+        let stat = self.inodes.apply(&entry, revoke_clock);
         self.wait_for_unprotected_pages_of(ino).await;
         Ok(stat)
     }
     async fn wait_for_unprotected_pages_of(&self, ino: InodeId) {
-        if let Some(inode) = self.known_inode(ino) {
-            self.wait_for_unprotected_pages(&inode).await;
+        if let Some(inode) = self.inodes.known(ino) {
+            self.leases.wait_for_unprotected_pages(&inode).await;
         }
     }
 
     /// The last known attributes of an inode that is gone, without a name. Not of an open file: it exists
     /// until it is closed, and its handles know more.
     pub fn last_attr(&self, ino: InodeId) -> Option<Stat> {
-        let inode = self.known_inode(ino)?;
+        let inode = self.inodes.known(ino)?;
         let st = inode.lock();
         let stat = st.shown(false).filter(|_| !st.opens.is_open())?;
         let size = if stat.attr.kind == FileKind::Directory { 0 } else { stat.attr.size };
         Some(Stat { attr: Attr { nlink: 0, size, ..stat.attr }, leased: false })
     }
 
-    pub async fn setattr(
-        &self,
-        cred: &Cred,
-        ino: InodeId,
-        through: Option<&OpenFile>,
-        set: SetAttrs,
-    ) -> Result<Stat> {
-        let inode = self.inode(ino);
-        if let Some(size) = set.size {
-            // Through an open file the access was checked at open.
-            let only_size = set.mode.is_none() && set.uid.is_none() && set.gid.is_none();
-            let root = Cred { uid: 0, gid: 0, groups: vec![0] };
-            let writable = through.is_some_and(|file| file.mode.write);
-            let cred = if writable && only_size { &root } else { cred };
-            return self.set_size(cred, &inode, through, &set, size).await;
-        }
-        if let Some(stat) = self.try_set_unborn(cred, &inode, &set) {
-            return Ok(stat);
-        }
-        if set.atime.is_some() {
-            self.report_access_of(&inode).await; // an earlier read must not overtake it
-        }
-        // A commit of earlier writes must not overwrite a time set now,
-        if set.mtime.is_some() {
-            self.take_stored_pages(&inode).await;
-        }
-        let (dirty, direct) = {
-            let st = inode.lock();
-            (st.is_dirty(), st.direct.are_pending())
-        };
-        if dirty {
-            self.flush(&inode, Occasion::Closing, false).await?;
-        }
-        if direct {
-            self.settle_direct(&inode).await?;
-        }
-        self.send_set_attr(cred, &inode, &set, None, false).await
-    }
-
-    /// nor may stores through a mapping: the kernel does not report a store before it writes the page back,
-    /// up to the end of the mapping. It does so now, and the next store faults the page in again.
-    async fn take_stored_pages(&self, inode: &Inode) {
-        let may_be_mapped = {
-            let st = inode.lock();
-            st.opens.for_reading() > 0 && st.opens.is_for_writing()
-        };
-        if may_be_mapped {
-            self.invalidate(inode.ino, Forget::All).await;
-        }
-    }
-
     pub async fn readlink(&self, ino: InodeId) -> Result<Bytes> {
-        let target = self.session.ask(self.deadline(), |session| ReadLink { session, ino }).await?.target;
-        self.note_access(ino, &mut self.inode(ino).lock());
+        let target = self.leader.ask(|session| ReadLink { session, ino }).await?.target;
+        self.accesses.note(ino, &mut self.inodes.get(ino).lock());
         Ok(target)
     }
 
@@ -168,17 +169,17 @@ impl Inner {
         limit: u32,
         with_attrs: bool,
     ) -> Result<Listing> {
-        let inode = self.inode(dir);
-        let (revoke_clock, before) = (self.revoke_clock(), inode.lock().names.change());
+        let inode = self.inodes.get(dir);
+        let (revoke_clock, before) = (self.inodes.revoke_clock(), inode.lock().names.change());
         let ask = |session| ReadDir { session, cred: cred.clone(), dir, after, limit, with_attrs };
-        let mut listing = self.session.ask(self.deadline(), ask).await?;
+        let mut listing = self.leader.ask(ask).await?;
         self.apply_dir_lease(&inode, &listing.dir_lease, revoke_clock);
         for listed in &mut listing.entries {
             if let Some(entry) = &mut listed.entry {
-                let is_new = self.known_inode(listed.ino).is_none();
-                let stat = self.apply(entry, revoke_clock);
+                let is_new = self.inodes.known(listed.ino).is_none();
+                let stat = self.inodes.apply(entry, revoke_clock);
                 // The kernel gets only the name, and forgets no inode that it never looked up.
-                if is_new && let Some(inode) = self.known_inode(listed.ino) {
+                if is_new && let Some(inode) = self.inodes.known(listed.ino) {
                     inode.lock().forgotten = true;
                 }
                 entry.attr = stat.attr;
@@ -193,49 +194,52 @@ impl Inner {
         } else {
             st.names.listing_broken();
         }
-        self.note_access(dir, &mut st);
+        self.accesses.note(dir, &mut st);
         drop(st);
         Ok(listing)
     }
 
     /// A change of a name by this client: the name has no answer before the outcome is known, even for
     /// requests in flight.
-    pub fn begin_name_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
-        let (dir, name) = (self.inode(parent), Bytes::copy_from_slice(name));
+    pub fn begin_change(&self, parent: InodeId, name: &[u8]) -> NameChange {
+        let (dir, name) = (self.inodes.get(parent), Bytes::copy_from_slice(name));
         dir.lock().names.begin_change(&name);
         NameChange { dir, name, ended: false }
     }
 
-    pub fn end_name_change(
+    /// Changes a name at the leader. A refusal changes nothing; another error may hide a change.
+    pub async fn change_name<R: ToLeader>(
         &self,
-        change: NameChange,
-        ino: Option<InodeId>,
-        attr: &Attr,
-        lease: &Lease,
-        revoke_clock: u64,
-    ) {
-        self.apply(&Entry { attr: attr.clone(), lease: lease.clone() }, revoke_clock);
+        parent: InodeId,
+        name: &[u8],
+        how: Change<'_>,
+        make: impl Fn(Op) -> R,
+    ) -> Result<Named<R::Reply>> {
+        let (mut change, revoke_clock) = (self.begin_change(parent, name), self.inodes.revoke_clock());
+        let answer = self.leader.change(how, make).await;
+        let reply = change.reported(self.lent_names.doubt(&[parent], answer).await)?;
+        Ok(Named { change, reply, revoke_clock })
+    }
+
+    /// The name leads there now. `dir`: its directory, as of the answer.
+    pub fn end_change(&self, change: NameChange, ino: Option<InodeId>, dir: &Entry, revoke_clock: u64) {
+        self.inodes.apply(dir, revoke_clock);
         change.end(Outcome::Leads(ino));
     }
 
-    pub fn made(&self, change: NameChange, made: Made, revoke_clock: u64) -> Stat {
-        let stat = self.apply(&made.entry, revoke_clock);
-        self.end_name_change(
-            change,
-            Some(stat.attr.ino),
-            &made.parent_attr,
-            &made.parent_lease,
-            revoke_clock,
-        );
+    fn made(&self, named: Named<Made>) -> Stat {
+        let Named { change, reply: made, revoke_clock } = named;
+        let stat = self.inodes.apply(&made.entry, revoke_clock);
+        let dir = Entry { attr: made.parent_attr, lease: made.parent_lease };
+        self.end_change(change, Some(stat.attr.ino), &dir, revoke_clock);
         stat
     }
 
     pub async fn mkdir(&self, cred: &Cred, parent: InodeId, name: &[u8], mode: NewMode) -> Result<Stat> {
         check_name(name)?;
-        if self.builds_a_tree(cred) {
+        if self.local_names.builds_a_tree(cred) {
             return self.mkdir_with_names(cred, parent, name, mode).await;
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mkdir {
             op,
@@ -245,13 +249,12 @@ impl Inner {
             mode: mode.bits,
             umask: mode.umask,
         };
-        let (made, tries) = change.reported(
-            self.doubt_names(&[parent], self.session.change_counted(self.deadline(), make).await).await,
-        )?;
-        let stat = self.made(change, made, revoke_clock);
+        let tries = AtomicU32::new(0);
+        let made = self.change_name(parent, name, Change::once().counting(&tries), make).await?;
+        let stat = self.made(made);
         // A reply to a repeated request may be older than the directory's state.
-        if stat.leased && tries == 1 {
-            self.inode(stat.attr.ino).lock().names.begin_empty();
+        if stat.leased && tries.into_inner() == 1 {
+            self.inodes.get(stat.attr.ino).lock().names.begin_empty();
         }
         Ok(stat)
     }
@@ -266,7 +269,6 @@ impl Inner {
         rdev: u32,
     ) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Mknod {
             op,
@@ -278,67 +280,60 @@ impl Inner {
             kind,
             rdev,
         };
-        let made = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        Ok(self.made(change, made, revoke_clock))
+        let made = self.change_name(parent, name, Change::once(), make).await?;
+        Ok(self.made(made))
     }
 
     pub async fn symlink(&self, cred: &Cred, parent: InodeId, name: &[u8], target: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let (n, target) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(target));
         let make = |op| Symlink { op, cred: cred.clone(), parent, name: n.clone(), target: target.clone() };
-        let made = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        Ok(self.made(change, made, revoke_clock))
+        let made = self.change_name(parent, name, Change::once(), make).await?;
+        Ok(self.made(made))
     }
 
     pub async fn link(&self, cred: &Cred, ino: InodeId, parent: InodeId, name: &[u8]) -> Result<Stat> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Link { op, cred: cred.clone(), ino, parent, name: n.clone() };
-        let made = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        Ok(self.made(change, made, revoke_clock))
+        let made = self.change_name(parent, name, Change::once(), make).await?;
+        Ok(self.made(made))
     }
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        if self.try_remove(cred, parent, name) {
+        if self.local_names.try_remove(cred, parent, name) {
             return Ok(());
         }
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Unlink { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        self.removed(change, removed, revoke_clock);
+        let removed = self.change_name(parent, name, Change::once(), make).await?;
+        self.removed(removed);
         Ok(())
     }
 
     pub async fn rmdir(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        let (mut change, revoke_clock) = (self.begin_name_change(parent, name), self.revoke_clock());
         let n = Bytes::copy_from_slice(name);
         let make = |op| Rmdir { op, cred: cred.clone(), parent, name: n.clone() };
-        let removed = change
-            .reported(self.doubt_names(&[parent], self.session.change(self.deadline(), make).await).await)?;
-        self.tables.births.lock().close(removed.ino);
-        self.removed(change, removed, revoke_clock);
+        let removed = self.change_name(parent, name, Change::once(), make).await?;
+        self.local_names.close(removed.reply.ino);
+        self.removed(removed);
         Ok(())
     }
 
-    fn removed(&self, change: NameChange, removed: Removed, revoke_clock: u64) {
-        self.end_name_change(change, None, &removed.parent_attr, &removed.parent_lease, revoke_clock);
+    fn removed(&self, named: Named<Removed>) {
+        let Named { change, reply: removed, revoke_clock } = named;
+        let dir = Entry { attr: removed.parent_attr, lease: removed.parent_lease };
+        self.end_change(change, None, &dir, revoke_clock);
         self.links_changed(removed.ino);
     }
 
     /// An operation of this client changed an inode's number of links: its attributes are asked for again.
     fn links_changed(&self, ino: InodeId) {
-        if let Some(inode) = self.known_inode(ino) {
+        if let Some(inode) = self.inodes.known(ino) {
             inode.lock().attr_old = true;
-            self.keep_no_closes(ino);
+            self.closes.let_go(ino);
         }
     }
 
@@ -354,15 +349,15 @@ impl Inner {
         check_name(name)?;
         check_name(new_name)?;
         let is_plain = parent == new_parent && mode != RenameMode::Exchange;
-        if is_plain && self.try_rename(cred, parent, name, new_name) {
+        if is_plain && self.local_names.try_rename(cred, parent, name, new_name) {
             return Ok(());
         }
-        self.move_loans(parent, new_parent, mode).await;
-        let mut from = self.begin_name_change(parent, name);
+        self.lent_names.follow(parent, new_parent, mode).await;
+        let mut from = self.begin_change(parent, name);
         // A rename to itself is one change.
         let onto = (parent, name) != (new_parent, new_name);
-        let mut to = onto.then(|| self.begin_name_change(new_parent, new_name));
-        let revoke_clock = self.revoke_clock();
+        let mut to = onto.then(|| self.begin_change(new_parent, new_name));
+        let revoke_clock = self.inodes.revoke_clock();
         let (n, m) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(new_name));
         let make = |op| Rename {
             op,
@@ -373,15 +368,15 @@ impl Inner {
             new_name: m.clone(),
             mode,
         };
-        let renamed = self.session.change(self.deadline(), make).await;
-        let mut renamed = self.doubt_names(&[parent, new_parent], renamed).await;
-        self.move_loans(parent, new_parent, mode).await; // the lease may have ended meanwhile
+        let renamed = self.leader.change(Change::once(), make).await;
+        let mut renamed = self.lent_names.doubt(&[parent, new_parent], renamed).await;
+        self.lent_names.follow(parent, new_parent, mode).await; // the lease may have ended meanwhile
         for change in std::iter::once(&mut from).chain(&mut to) {
             renamed = change.reported(renamed);
         }
         let renamed = renamed?;
-        self.apply_attr(&renamed.parent_attr, revoke_clock);
-        self.apply_attr(&renamed.new_parent_attr, revoke_clock);
+        self.inodes.apply_attr(&renamed.parent_attr, revoke_clock);
+        self.inodes.apply_attr(&renamed.new_parent_attr, revoke_clock);
         let (left, arrived) = names_after(mode, &renamed);
         from.end(left);
         if let Some(to) = to {
@@ -394,110 +389,33 @@ impl Inner {
         Ok(())
     }
 
-    pub async fn get_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<Bytes> {
-        if name.starts_with(ACL_PREFIX) && self.try_getattr(ino).is_some_and(|stat| !stat.attr.acl) {
-            return Err(Error::name(
-                NameRule::NoAttribute,
-                format!("inode {ino} has no access control list"),
-            ));
+    /// The target of a path from the root of the namespace; symbolic links in it are not followed.
+    pub async fn find_path(&self, cred: &Cred, path: &[u8]) -> Result<Stat> {
+        let mut at = self.getattr(InodeId::ROOT).await?;
+        for name in path.split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            if at.attr.kind != FileKind::Directory {
+                let what = format!(
+                    "{:?}: what is above {:?} is not a directory",
+                    String::from_utf8_lossy(path),
+                    String::from_utf8_lossy(name)
+                );
+                return Err(Error::name(NameRule::NotDirectory, what));
+            }
+            at = self.lookup(cred, at.attr.ino, name).await?.ok_or_else(|| {
+                Error::not_found(format!(
+                    "{:?}: there is no {:?}",
+                    String::from_utf8_lossy(path),
+                    String::from_utf8_lossy(name)
+                ))
+            })?;
         }
-        let name = Bytes::copy_from_slice(name);
-        let ask = |session| GetXattr { session, cred: cred.clone(), ino, name: name.clone() };
-        Ok(self.session.ask(self.deadline(), ask).await?.value)
-    }
-    pub async fn list_xattr(&self, cred: &Cred, ino: InodeId) -> Result<Vec<Bytes>> {
-        let ask = |session| ListXattr { session, cred: cred.clone(), ino };
-        Ok(self.session.ask(self.deadline(), ask).await?.names)
-    }
-    pub async fn set_xattr(
-        &self,
-        cred: &Cred,
-        ino: InodeId,
-        name: &[u8],
-        value: &[u8],
-        create: bool,
-        replace: bool,
-    ) -> Result<()> {
-        let (name, value) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(value));
-        let revoke_clock = self.revoke_clock();
-        let make = |op| SetXattr {
-            op,
-            cred: cred.clone(),
-            ino,
-            name: name.clone(),
-            value: value.clone(),
-            create,
-            replace,
-        };
-        let entry = self.session.change(self.deadline(), make).await?;
-        self.apply(&entry, revoke_clock);
-        Ok(())
-    }
-    pub async fn remove_xattr(&self, cred: &Cred, ino: InodeId, name: &[u8]) -> Result<()> {
-        let name = Bytes::copy_from_slice(name);
-        let revoke_clock = self.revoke_clock();
-        let make = |op| RemoveXattr { op, cred: cred.clone(), ino, name: name.clone() };
-        let entry = self.session.change(self.deadline(), make).await?;
-        self.apply(&entry, revoke_clock);
-        Ok(())
+        Ok(at)
     }
 
     pub async fn usage(&self, dir: InodeId) -> Result<Usage> {
-        self.session.ask(self.deadline(), |session| GetUsage { session, dir }).await
-    }
-
-    pub async fn statfs(&self) -> Result<Space> {
-        self.space_for(None).await
-    }
-
-    /// The space for new files of a volume: its scheme and pool count.
-    async fn space_for(&self, policy: Option<&Policy>) -> Result<Space> {
-        let stat = self.session.ask(self.deadline(), |session| StatFs { session }).await?;
-        let status = self.data.cluster.known_status().await?;
-        let (scheme, pool) = policy.map_or((None, None), |p| (p.scheme, p.pool.as_deref()));
-        let space = file_space(&status.map, &status.targets, scheme, pool);
-        Ok(Space {
-            capacity_bytes: space.capacity(),
-            used_bytes: space.used,
-            free_bytes: space.free,
-            files: stat.files,
-            directories: stat.directories,
-            inodes_max: None,
-        })
-    }
-
-    /// The same as seen from within a volume with limits.
-    pub async fn statfs_at(&self, ino: InodeId) -> Result<Space> {
-        let volume = match self.session.ask(self.deadline(), |session| VolumeAt { session, ino }).await {
-            Ok(volume) => volume,
-            // The inode is gone: the space of the whole is right, too.
-            Err(e) if matches!(e.kind, ErrorKind::Stale | ErrorKind::NotFound) => return self.statfs().await,
-            Err(e) => return Err(e),
-        };
-        Ok(within(&volume, self.space_for(Some(&volume.policy)).await?))
+        self.leader.ask(|session| GetUsage { session, dir }).await
     }
 }
-
-/// The part of the space that a volume's limits leave.
-fn within(volume: &Volume, space: Space) -> Space {
-    let quota = &volume.quota;
-    let mut seen = space;
-    if let Some(max) = quota.bytes_hard.or(quota.bytes_soft) {
-        seen.capacity_bytes = max;
-        seen.used_bytes = volume.usage.bytes;
-        // At a cluster's start no target has reported its space yet.
-        let all = if space.capacity_bytes > 0 { space.free_bytes } else { u64::MAX };
-        seen.free_bytes = max.saturating_sub(volume.usage.bytes).min(all);
-    }
-    if let Some(max) = quota.inodes_hard.or(quota.inodes_soft) {
-        (seen.files, seen.directories) = (volume.usage.files, volume.usage.directories);
-        seen.inodes_max = Some(max);
-    }
-    seen
-}
-
-/// Attributes that are access control lists: the mode shows whether there is one.
-const ACL_PREFIX: &[u8] = b"system.posix_acl_";
 
 /// The targets of the old and the new name after a rename.
 fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
@@ -510,6 +428,13 @@ fn names_after(mode: RenameMode, renamed: &Renamed) -> (Outcome, Outcome) {
         (_, Some(replaced)) if replaced == renamed.moved => (Outcome::Unknown, Outcome::Unknown),
         _ => (Outcome::Leads(None), Outcome::Leads(Some(renamed.moved))),
     }
+}
+
+/// A change of a name that the leader has answered, and that is to end.
+pub struct Named<T> {
+    pub change: NameChange,
+    pub reply: T,
+    pub revoke_clock: u64,
 }
 
 /// A change of a name in flight by this client. If dropped, it leaves the name unknown.

@@ -3,7 +3,7 @@
 //! Pure. The ways are those of decision 1: fresh stripes beyond everything committed, prepared stripes over
 //! committed data, overlays for the rest; and decision 41: a stripe of which much or many extents changed is
 //! read, merged and replaced. Knows nothing of buffers, targets or time.
-use crate::fetch::CellRange;
+use crate::data::CellRange;
 use bytes::Bytes;
 use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::map::Scheme;
@@ -66,7 +66,7 @@ pub enum SendAs {
     Fresh { len: u32 },
     /// The whole stripe next to the present base, then commit.
     Prepared,
-    /// The same; bytes that the dirty ones do not cover are read first.
+    /// The whole stripe, likewise; bytes that the dirty ones do not cover are read first.
     Merged,
     /// Only the dirty bytes.
     Overlays,

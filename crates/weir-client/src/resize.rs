@@ -2,17 +2,30 @@
 //!
 //! Invariant: a truncation or a zeroed range at the same time as a write fences the write, or is fenced by it
 //! and reads the file again.
-use crate::api::{Allocate, Handle, SetAttrs, Stat};
-use crate::direct::WriteTarget;
-use crate::inner::{Inner, OpenFile, layout_of};
+use crate::base::Base;
+use crate::data::{Data, STRIPES_AT_ONCE};
+use crate::handles::{Handles, OpenFile};
 use crate::inode::{Inline, Inode, Wish};
+use crate::inodes::Inodes;
 use crate::join::join_all;
+use crate::leader::{Change, Leader};
+use crate::leases::Leases;
+use crate::local_names::LocalNames;
+use crate::memory::Memory;
+use crate::objects::Objects;
 use crate::plan::Occasion;
-use crate::seek::STRIPES_AT_ONCE;
-use crate::write::{TRIES_MAX, Way, is_ready_to_buffer, not_for_writing, too_big};
+use crate::quota::Quota;
+use crate::recovery::Recovery;
+use crate::reports::Reports;
+use crate::rights::Rights;
+use crate::tiering::Tiering;
+use crate::types::{Allocate, Handle, SetAttrs, Stat};
+use crate::wall_time;
+use crate::write_back::WriteBack;
+use crate::writer::{TRIES_MAX, Way, WriteTarget, Writer, is_ready_to_buffer, not_for_writing, too_big};
 use std::ops::Range;
 use std::sync::Arc;
-use weir_env::BoxFuture;
+use weir_env::{BoxFuture, Env};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Cred, FILE_BYTES_MAX, SetAttr};
 use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
@@ -34,7 +47,52 @@ fn whole_cells(layout: &Layout, size: u64, offset: u64, end: u64) -> u64 {
 /// Stripes that are emptied before other operations get their turn at the file.
 const EMPTIED_MAX: u64 = 4096;
 
-impl Inner {
+pub struct Resize {
+    env: Env,
+    leader: Arc<Leader>,
+    data: Arc<Data>,
+    memory: Arc<Memory>,
+    inodes: Arc<Inodes>,
+    handles: Arc<Handles>,
+    quota: Arc<Quota>,
+    local_names: Arc<LocalNames>,
+    leases: Arc<Leases>,
+    tiering: Arc<Tiering>,
+    objects: Arc<Objects>,
+    recovery: Arc<Recovery>,
+    write_back: Arc<WriteBack>,
+    writer: Arc<Writer>,
+}
+
+impl Resize {
+    pub fn new(
+        base: &Base,
+        reports: &Reports,
+        rights: &Rights,
+        write_back: Arc<WriteBack>,
+        writer: Arc<Writer>,
+    ) -> Resize {
+        let Base { env, leader, data, memory, inodes, handles, .. } = base.clone();
+        let Reports { quota, local_names, .. } = reports.clone();
+        let Rights { leases, tiering, objects, recovery, .. } = rights.clone();
+        Resize {
+            env,
+            leader,
+            data,
+            memory,
+            inodes,
+            handles,
+            quota,
+            local_names,
+            leases,
+            tiering,
+            objects,
+            recovery,
+            write_back,
+            writer,
+        }
+    }
+
     /// Sets the size: all other changes of the file are saved first. `through`: the open file of the call, if
     /// any.
     pub async fn set_size(
@@ -48,26 +106,53 @@ impl Inner {
         if size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("size {size} is larger than any file")));
         }
-        self.await_birth(inode).await?;
+        self.local_names.await_known(inode).await?;
         let _grows = inode.growing.lock().await;
-        let mut fences = self.fences();
+        let mut fences = self.leases.fences();
         loop {
             let under = inode.lock().lease.token_epoch();
-            let way = self.prepare_write(inode, Some(size), 0).await?;
+            let way = self.writer.prepare_write(inode, Some(size), 0).await?;
             through.map_or(Ok(()), OpenFile::works)?;
             let set = match way {
                 Way::Direct => self.set_size_with_token(cred, inode, set, size).await,
                 Way::Buffer => self.set_size_now(cred, inode, set, size, true).await,
             };
             match set {
-                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
+                Err(e) => self.leases.go_on_after(inode, e, under, &mut fences).await?,
                 stat => return stat,
             }
         }
     }
 
+    /// Truncates or extends a file that other clients write, too.
+    async fn set_size_with_token(
+        &self,
+        cred: &Cred,
+        inode: &Arc<Inode>,
+        set: &SetAttrs,
+        size: u64,
+    ) -> Result<Stat> {
+        self.writer.take_append_token(inode).await?;
+        let done = async {
+            let stat = self.set_size_now(cred, inode, set, size, false).await?;
+            match self.writer.clean_and_report(inode).await {
+                // The token was lost with a connection. The truncation is done, and the leader knows that old
+                // bytes may be past it.
+                Err(e) if e.kind == ErrorKind::Stale => {
+                    let mut st = inode.lock();
+                    let pending = st.direct.are_pending() && st.opens.is_for_writing();
+                    st.direct.note_pending(pending);
+                    Ok(stat)
+                }
+                reported => reported.map(|()| stat),
+            }
+        };
+        let done = done.await;
+        self.writer.end_token(inode, done).await
+    }
+
     /// Sets the size under this client's append token, or under its Write lease (`exclusive`).
-    pub async fn set_size_now(
+    async fn set_size_now(
         &self,
         cred: &Cred,
         inode: &Arc<Inode>,
@@ -76,13 +161,13 @@ impl Inner {
         exclusive: bool,
     ) -> Result<Stat> {
         let _one = inode.flushing.lock().await;
-        self.flush_locked(inode, Occasion::Growing, false).await?;
+        self.write_back.flush_locked(inode, Occasion::Growing, false).await?;
         let grows_over = {
             let st = inode.lock();
             size > st.committed_size() && st.has_old_tail()
         };
         if grows_over {
-            self.clean_old_tail_locked(inode).await?;
+            self.recovery.clean_old_tail_locked(inode).await?;
         }
         self.send_set_attr(cred, inode, set, Some(size), exclusive).await
     }
@@ -95,22 +180,22 @@ impl Inner {
         size: Option<u64>,
         exclusive: bool,
     ) -> Result<Stat> {
-        let now = self.now();
-        let time = |t: Option<crate::api::SetTime>| {
+        let now = wall_time(&self.env);
+        let time = |t: Option<crate::types::SetTime>| {
             t.map(|t| match t {
-                crate::api::SetTime::Now => now,
-                crate::api::SetTime::At(t) => t,
+                crate::types::SetTime::Now => now,
+                crate::types::SetTime::At(t) => t,
             })
         };
-        let (ino, revoke_clock) = (inode.ino, self.revoke_clock());
+        let (ino, revoke_clock) = (inode.ino, self.inodes.revoke_clock());
         let (mode, uid, gid, atime, mtime) = (set.mode, set.uid, set.gid, time(set.atime), time(set.mtime));
         let request = |op| SetAttr { op, cred: cred.clone(), ino, mode, uid, gid, size, atime, mtime };
         let before = inode.lock().write.sent_end();
-        let entry = self.session.change(self.deadline(), request).await?;
+        let entry = self.leader.change(Change::once(), request).await?;
         if let Some(size) = size {
             self.truncate_local(inode, size, before, exclusive);
         }
-        Ok(self.apply(&entry, revoke_clock))
+        Ok(self.inodes.apply(&entry, revoke_clock))
     }
 
     /// This client has set the file to `size`: its knowledge of data beyond is outdated.
@@ -121,7 +206,7 @@ impl Inner {
         st.attr_old = true;
         st.tier.forget_layers();
         st.pages.note_change();
-        if let Ok(layout) = layout_of(&st, inode.ino) {
+        if let Ok(layout) = st.layout(inode.ino) {
             st.write.truncate_dirty(&layout, size);
         }
         if let Inline::Yes(bytes) = &st.inline {
@@ -133,12 +218,12 @@ impl Inner {
             st.write.note_truncation(exclusive);
         }
         st.quota.note_truncated(before, size);
-        self.settle_reservation(&mut st);
-        self.cache().remove(inode.ino, size, u64::MAX);
+        self.quota.settle(&mut st);
+        self.memory.cache().remove(inode.ino, size, u64::MAX);
     }
 
     pub async fn fallocate(&self, handle: Handle, what: Allocate, offset: u64, len: u64) -> Result<()> {
-        let file = self.handle(handle)?;
+        let file = self.handles.get(handle)?;
         if !file.mode.write {
             return Err(not_for_writing(handle));
         }
@@ -146,7 +231,7 @@ impl Inner {
             return Err(Error::invalid("fallocate of no bytes"));
         }
         let end = offset.checked_add(len).filter(|e| *e <= FILE_BYTES_MAX).ok_or_else(too_big)?;
-        self.await_birth(&file.inode).await?;
+        self.local_names.await_known(&file.inode).await?;
         let wish = |grows, zeroes| Wish { offset, end, grows, zeroes };
         match what {
             Allocate::Extend => self.reserve(&file, wish(true, false)).await?,
@@ -159,7 +244,7 @@ impl Inner {
         }
         if file.inode.lock().lease.is_write() {
             // The leader must know the file's allocation before the call returns, because `stat` reports it.
-            self.flush(&file.inode, Occasion::Growing, false).await?;
+            self.write_back.flush(&file.inode, Occasion::Growing, false).await?;
         }
         Ok(())
     }
@@ -169,20 +254,20 @@ impl Inner {
     async fn reserve(&self, file: &OpenFile, wish: Wish) -> Result<()> {
         let inode = &file.inode;
         let _grows = inode.growing.lock().await;
-        let deadline = self.deadline();
+        let deadline = self.leader.deadline();
         for _ in 0..TRIES_MAX {
-            let way = self.prepare_write(inode, Some(wish.end), 0).await?;
+            let way = self.writer.prepare_write(inode, Some(wish.end), 0).await?;
             file.works()?;
             if way == Way::Direct {
-                match self.reserve_with_token(inode, wish).await {
-                    Err(e) if e.kind == ErrorKind::Stale && !self.data.left(deadline).is_zero() => continue,
+                match self.writer.reserve_with_token(inode, wish).await {
+                    Err(e) if e.kind == ErrorKind::Stale && !self.leader.left(deadline).is_zero() => continue,
                     done => return done,
                 }
             }
-            self.reserve_for(inode, &wish).await?;
+            self.quota.reserve_for(inode, &wish).await?;
             let mut st = inode.lock();
             let growth = st.reservation(&wish);
-            if !is_ready_to_buffer(&st, wish.end) || !self.spend(&mut st, growth) {
+            if !is_ready_to_buffer(&st, wish.end) || !self.quota.spend(&mut st, growth) {
                 continue;
             }
             st.quota.note_growth(growth);
@@ -191,9 +276,13 @@ impl Inner {
                 st.changed.add(size, wish.end);
             }
             // Even if nothing is missing: the times change.
-            st.note_write(if wish.grows { wish.end } else { size }, self.now(), self.env.clock.now());
-            self.settle_reservation(&mut st);
-            self.note_dirty(inode.ino);
+            st.note_write(
+                if wish.grows { wish.end } else { size },
+                wall_time(&self.env),
+                self.env.clock.now(),
+            );
+            self.quota.settle(&mut st);
+            self.inodes.note_dirty(inode.ino);
             return Ok(());
         }
         Err(Error::unavailable(format!(
@@ -206,11 +295,11 @@ impl Inner {
     /// write. `frees`: the zeroed range then takes no space.
     async fn zero_range(&self, file: &OpenFile, offset: u64, end: u64, frees: bool) -> Result<()> {
         let inode = &file.inode;
-        let (mut fences, mut at) = (self.fences(), offset);
+        let (mut fences, mut at) = (self.leases.fences(), offset);
         loop {
-            let way = self.prepare_write(inode, Some(at), (end - at) as usize).await?;
+            let way = self.writer.prepare_write(inode, Some(at), (end - at) as usize).await?;
             if way == Way::Direct {
-                self.refresh(inode).await?;
+                self.leases.refresh(inode).await?;
             }
             let (under, end) = {
                 let st = inode.lock();
@@ -220,7 +309,7 @@ impl Inner {
                 return Ok(());
             }
             match self.zero_some(file, at, end, way, frees).await {
-                Err(e) => self.go_on_after(inode, e, under, &mut fences).await?,
+                Err(e) => self.leases.go_on_after(inode, e, under, &mut fences).await?,
                 Ok(done) => at = done,
             }
         }
@@ -230,15 +319,15 @@ impl Inner {
     async fn zero_some(&self, file: &OpenFile, offset: u64, end: u64, way: Way, frees: bool) -> Result<u64> {
         let inode = &file.inode;
         if inode.lock().inline == Inline::Unknown {
-            self.refresh(inode).await?;
+            self.leases.refresh(inode).await?;
         }
         // Zeros written inline could make the file longer, if another client truncates it now; zeros on
         // targets do not.
         if inode.lock().inline != Inline::No {
-            self.leave_inode_with_token(inode).await?;
+            self.writer.leave_inode_with_token(inode).await?;
         }
         let _one = loop {
-            self.recall(inode, offset, end).await?;
+            self.tiering.recall(inode, offset, end).await?;
             let one = inode.flushing.lock().await;
             let st = inode.lock();
             // Without the lease no client evicts a file that is open for writing.
@@ -246,13 +335,13 @@ impl Inner {
                 break one;
             }
         };
-        self.flush_locked(inode, Occasion::Growing, way == Way::Buffer).await?;
-        let own = self.copy_up(inode, offset, end).await?;
+        self.write_back.flush_locked(inode, Occasion::Growing, way == Way::Buffer).await?;
+        let own = self.objects.copy_up(inode, offset, end).await?;
         // Other writers of the file number their overlays over the present stripes.
         let whole = match way {
             Way::Buffer => {
                 let st = inode.lock();
-                whole_stripes(&layout_of(&st, inode.ino)?, st.size(), offset, end)
+                whole_stripes(&st.layout(inode.ino)?, st.size(), offset, end)
             }
             Way::Direct => end..end,
         };
@@ -270,12 +359,12 @@ impl Inner {
         let freed = match (&done, way) {
             (Ok(done), Way::Buffer) => {
                 let st = inode.lock();
-                whole_cells(&layout_of(&st, inode.ino)?, st.size(), offset, *done)
+                whole_cells(&st.layout(inode.ino)?, st.size(), offset, *done)
             }
             _ => 0,
         };
         let most = if frees && freed > 0 { self.most_data(inode, own, freed).await } else { None };
-        let mtime = self.now();
+        let mtime = wall_time(&self.env);
         let mut st = inode.lock();
         st.pages.note_change();
         st.changed.add(offset, end);
@@ -290,16 +379,16 @@ impl Inner {
         } else {
             st.direct.note_pending(true);
         }
-        self.settle_reservation(&mut st);
-        self.note_dirty(inode.ino);
-        self.cache().remove(inode.ino, offset, end);
+        self.quota.settle(&mut st);
+        self.inodes.note_dirty(inode.ino);
+        self.memory.cache().remove(inode.ino, offset, end);
         done
     }
 
     /// Zeros over the present bytes, which stay beneath them until the stripes are sealed.
     async fn zero_part(&self, file: &OpenFile, own: InodeId, offset: u64, end: u64) -> Result<()> {
         let inode = &file.inode;
-        let sends = self.may_send_direct(inode).await?;
+        let sends = self.leases.may_send(inode).await?;
         file.works()?;
         let to = {
             let mut st = inode.lock();
@@ -310,13 +399,13 @@ impl Inner {
                 return Err(Error::stale(format!("file {}: a snapshot was taken meanwhile", inode.ino)));
             }
             st.pages.note_change();
-            let layout = layout_of(&st, inode.ino)?;
+            let layout = st.layout(inode.ino)?;
             for stripe in layout.stripe_of(offset)..=layout.stripe_of(end - 1) {
                 st.write.touch(stripe, end);
             }
             WriteTarget::of(&st, inode.ino)?
         };
-        let zeroed = self.overlay_range(to, offset, None, end - offset).await;
+        let zeroed = self.writer.overlay_range(to, offset, None, end - offset).await;
         drop(sends);
         zeroed
     }
@@ -324,21 +413,22 @@ impl Inner {
     /// Empties the stripes of a range that have data, some thousands of them at most; returns how far it
     /// came.
     async fn empty_stripes(&self, inode: &Arc<Inode>, own: InodeId, whole: Range<u64>) -> Result<u64> {
-        let layout = layout_of(&inode.lock(), inode.ino)?;
+        let layout = inode.lock().layout(inode.ino)?;
         let Range { start, end } = whole;
         let (mut stripe, to) = (layout.stripe_of(start), layout.stripe_of(end - 1) + 1);
         for _ in 0..EMPTIED_MAX / STRIPES_AT_ONCE {
-            let known = self.data.next_stripe(self.stripe_ref(own, layout, stripe, self.deadline())).await;
+            let known =
+                self.data.next_stripe(self.data.stripe(own, layout, stripe, self.leader.deadline())).await;
             stripe = known.unwrap_or(to).min(to);
             let next = to.min(stripe + STRIPES_AT_ONCE);
             let emptied = (stripe..next).map(|s| {
-                let deadline = self.deadline();
+                let deadline = self.leader.deadline();
                 Box::pin(async move {
-                    let cells = self.data.cells_with_data(self.stripe_ref(own, layout, s, deadline)).await;
+                    let cells = self.data.cells_with_data(self.data.stripe(own, layout, s, deadline)).await;
                     if !cells.contains(&true) {
                         return Ok(true);
                     }
-                    self.empty_stripe(inode, own, s, end).await
+                    self.write_back.empty_stripe(inode, own, s, end).await
                 }) as BoxFuture<'_, Result<bool>>
             });
             for is_empty in join_all(emptied.collect()).await {
@@ -368,12 +458,12 @@ impl Inner {
                 st.size(),
                 st.quota.allocated() >= st.size(),
                 is_here,
-                layout_of(&st, inode.ino).ok()?,
+                st.layout(inode.ino).ok()?,
             )
         };
         let most = match (is_dense, is_here) {
             (true, _) => Some(size.saturating_sub(freed)),
-            (false, true) => self.data_bytes(own, layout, size).await,
+            (false, true) => self.data.data_bytes(own, layout, size, self.leader.deadline()).await,
             (false, false) => None,
         };
         Some((sends, most))

@@ -1,6 +1,6 @@
 //! Counters of one client. Relaxed: each is exact, but together they are not a snapshot.
-use crate::api::ClientStatus;
 use crate::budget::Budget;
+use crate::types::ClientStatus;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Default, Debug)]

@@ -67,7 +67,7 @@ impl Waits {
         let wait = WaitRecord::new(Reason::Servers, Object::NONE).held_by(&what);
         WaitGuard { waits: self.clone(), what, _wait: self.watch.wait_since(now.0, wait) }
     }
-    /// The same for a cause that is watched from elsewhere: `calls` wait now, since then.
+    /// Notes a cause that is watched from elsewhere: `calls` wait now, since then.
     pub fn note(&self, what: &str, since: Instant, calls: u32) {
         let now = self.clock.now();
         let new = Cause { since, last: now, calls, reported: false };

@@ -151,7 +151,8 @@ impl Window {
     }
     /// A call that was sent then has ended. `dice` of 2^16.
     pub fn ended(&mut self, sent: Instant, now: Instant, how: Ended, dice: u64) {
-        self.in_flight = self.in_flight.saturating_sub(1);
+        assert!(self.in_flight > 0, "a call that ends was in flight");
+        self.in_flight -= 1;
         match how {
             Ended::Abandoned => {}
             Ended::Failed => self.decrease(sent, now),

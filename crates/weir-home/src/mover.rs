@@ -214,7 +214,7 @@ impl Mover {
         shared.spawn("backups", async move { due.run(&of).await });
         tokio::select! {
             biased;
-            () = client.may_be_taken_for_dead() => {}
+            () = client.mover().may_be_taken_for_dead() => {}
             () = ended(shared.over.subscribe()) => {}
             () = shared.ship() => {}
         }
@@ -287,7 +287,8 @@ impl Shared {
                 continue;
             }
             let items = (ITEMS_MAX - in_flight).min(REPORTED_MAX) as u32;
-            match shared.client.lease_work(leader, ASKED_MAX, items, WAIT, &shared.limited_by()).await {
+            match shared.client.mover().lease_work(leader, ASKED_MAX, items, WAIT, &shared.limited_by()).await
+            {
                 Ok(taken) => {
                     leader = taken.leader;
                     for work in taken.relations {
@@ -463,7 +464,7 @@ impl Shared {
     /// Work that cannot be reported stays assigned to this mover: then this session must end.
     async fn report_to_leader(&self, relation: RelationId, done: Batch) {
         let Batch { names, extents, orphans, listings, count } = done;
-        match self.client.complete_work(relation, names, extents, orphans, listings).await {
+        match self.client.mover().complete_work(relation, names, extents, orphans, listings).await {
             Ok(()) => self.end_items(count),
             Err(e) => {
                 tracing::debug!("the leader was not notified: {e}");

@@ -162,7 +162,7 @@ pub async fn transfer(
             })?;
             if fills {
                 sums.feed(&bytes);
-                client.fill(recall, at, bytes).await.map_err(|e| Failed {
+                client.mover().fill(recall, at, bytes).await.map_err(|e| Failed {
                     why: e.to_string(),
                     retry: true,
                     diverged: false,

@@ -41,8 +41,8 @@ impl Data {
         Error { context: format!("{} refuses it: {}{then}", view.name_of(index), e.context), ..e }
     }
 
-    /// The same for an overlay: its sequencer answers for all members that keep the cell's log, so these are
-    /// asked which of them is full. `None`: none is any more.
+    /// The error of a refused overlay: its sequencer answers for all members that keep the cell's log, so
+    /// these are asked which of them is full. `None`: none is any more.
     pub async fn overlay_refusal(&self, view: &GroupView, cell: u8, len: u32, e: &Error) -> Option<Error> {
         if e.kind != ErrorKind::NoSpace {
             return Some(e.clone());
@@ -59,8 +59,10 @@ impl Data {
     async fn is_full(&self, view: &GroupView, index: usize, len: u32) -> Option<usize> {
         let target = view.place(index).target;
         let deadline = self.env.clock.now() + ASK_PATIENCE;
-        let answer =
-            self.call(target, &HasSpace { target, len }, vec![], deadline, Departure::unwatched()).await;
+        let answer = self
+            .targets
+            .call(target, &HasSpace { target, len }, vec![], deadline, Departure::unwatched())
+            .await;
         // An older program does not know the question.
         answer.ok().filter(|answered| !answered.reply.has_space).map(|_| index)
     }
@@ -94,10 +96,10 @@ impl Data {
             if now.group().members.iter().all(|m| m.target != target) {
                 return true;
             }
-            if self.left(deadline).is_zero() {
+            if self.targets.left(deadline).is_zero() {
                 return false;
             }
-            self.wait_newer(now.map_version(), self.left(deadline)).await;
+            self.targets.wait_newer(now.map_version(), self.targets.left(deadline)).await;
         }
         false
     }

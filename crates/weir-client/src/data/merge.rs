@@ -1,7 +1,7 @@
 //! Overlays that a read applies to a base.
+use crate::data::CellRange;
 use crate::data::{Data, GroupView, StripeRef};
-use crate::fetch::CellRange;
-use crate::member::Pacing;
+use crate::targets::Pacing;
 use std::sync::atomic::Ordering::Relaxed;
 use weir_proto::data::{OverlayExtent, OverlayKind, OverlaysRead, ReadOverlays};
 use weir_proto::{Error, Result, Seq, checksum};
@@ -40,7 +40,8 @@ impl Data {
         let mut after = folded_seq;
         loop {
             let request = ReadOverlays { place, cell: s.cell(range.index), after };
-            let answered = self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
+            let answered =
+                self.targets.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?;
             let (OverlaysRead { extents, more }, payload) = answered.into_parts();
             let mut from = 0;
             for extent in &extents {

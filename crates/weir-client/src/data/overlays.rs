@@ -1,7 +1,7 @@
 //! Writes overlays: extents for data cells, each through its cell's sequencer, many of one cell in a message.
 use super::{Data, GroupView, MAP_PATIENCE, Overlay, StripeRef, is_unreachable, too_few};
 use crate::join::join_all;
-use crate::member::Pacing;
+use crate::targets::Pacing;
 use bytes::{Bytes, BytesMut};
 use weir_env::{BoxFuture, Instant};
 use weir_proto::data::{
@@ -79,6 +79,8 @@ fn batches(overlays: &[Overlay], parts_max: usize) -> Vec<Batch> {
 impl Data {
     /// Writes extents into data cells, in parallel. They are in the order of their cells.
     pub async fn write_overlays(&self, s: StripeRef, token_epoch: u32, overlays: &[Overlay]) -> Result<()> {
+        let fits = |o: &Overlay| usize::from(o.index) < s.k() && o.offset + o.len <= s.layout.cell_bytes();
+        assert!(overlays.iter().all(fits), "{s}: an overlay is of one data cell");
         let knows_parts = self.cluster.map().level >= LEVEL_OF_OVERLAY_PARTS;
         let batches = batches(overlays, if knows_parts { OVERLAY_PARTS_MAX } else { 1 });
         let calls: Vec<BoxFuture<'_, Result<()>>> = batches
@@ -88,7 +90,8 @@ impl Data {
         join_all(calls).await.into_iter().collect::<Result<()>>().map_err(|e| e.doing(format!("write {s}")))
     }
 
-    /// The same; while a place that a full target has moves to another one, it waits, up to `full_until`.
+    /// Writes extents; while a place that a full target has moves to another one, it waits, up to
+    /// `full_until`.
     pub async fn write_overlays_around_full(
         &self,
         s: StripeRef,
@@ -110,7 +113,7 @@ impl Data {
     }
 
     async fn write_batch(&self, s: StripeRef, token_epoch: u32, batch: &Batch) -> Result<()> {
-        let (mut retry, mut waiting) = (self.retry(s.deadline), None);
+        let (mut retry, mut waiting) = (self.targets.retry(s.deadline), None);
         let (write, mut attempt, mut spaces) = (self.env.rng.next_u64(), 0, 0);
         loop {
             let view = self.writable_view(&s).await?;
@@ -127,7 +130,7 @@ impl Data {
                 Err(e) => e,
             };
             if is_unreachable(&e) {
-                self.report(place, &e).await;
+                self.targets.report(place, &e).await;
             } else if e.kind == ErrorKind::Exists && retry.has_time() {
                 // Its number is void at a keeper: another attempt gets another one.
                 retry.pause().await;
@@ -144,7 +147,9 @@ impl Data {
                 continue;
             }
             if self.view(&s)?.group().epoch == view.group().epoch {
-                self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+                self.targets
+                    .wait_newer(view.map_version(), MAP_PATIENCE.min(self.targets.left(s.deadline)))
+                    .await;
                 let same = self.view(&s)?.group().epoch == view.group().epoch;
                 if same && e.kind == ErrorKind::Stale && self.knows_no_newer(&s, &view, through).await {
                     return Err(e);
@@ -184,11 +189,14 @@ impl Data {
                 write,
                 attempt,
             };
-            return self.call_member(view, through, &request, payload, Pacing::Write, s.deadline).await;
+            return self
+                .targets
+                .call_member(view, through, &request, payload, Pacing::Write, s.deadline)
+                .await;
         }
         let parts = batch.parts.clone();
         let request = WriteOverlays { place, cell, token_epoch, parts, layout_scheme, write, attempt };
-        self.call_member(view, through, &request, payload, Pacing::Write, s.deadline).await
+        self.targets.call_member(view, through, &request, payload, Pacing::Write, s.deadline).await
     }
 }
 

@@ -1,9 +1,9 @@
 //! One change at all live members of a group: rounds of calls until all have applied it under one epoch.
-use super::{Data, Departures, Done, GroupView, StripeRef, Turn, is_unreachable};
+use super::{Data, Done, GroupView, StripeRef, Turn, is_unreachable};
 use crate::data::MAP_PATIENCE;
 use crate::join::Join;
 use crate::latency;
-use crate::member::Pacing;
+use crate::targets::{Departures, Pacing};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,8 +68,8 @@ impl Data {
         }
     }
 
-    /// The same under one given epoch, if any; `None`: it has passed. `done`: the epoch under which each
-    /// member applied it.
+    /// One change at all live members under one given epoch, if any; `None`: it has passed. `done`: the
+    /// epoch under which each member applied it.
     pub async fn on_members_under<'a, F>(
         &'a self,
         s: &StripeRef,
@@ -80,7 +80,7 @@ impl Data {
     where
         F: Fn(usize, Place, MissingMask, Turn) -> BoxFuture<'a, Result<()>>,
     {
-        let (mut retry, mut waiting) = (self.retry(s.deadline), None);
+        let (mut retry, mut waiting) = (self.targets.retry(s.deadline), None);
         loop {
             let view = self.writable_view(s).await?;
             let (missing, epoch) = (view.down_mask(), view.group().epoch);
@@ -124,7 +124,7 @@ impl Data {
         let epoch = view.group().epoch;
         let mut version = view.map_version();
         let (mut stale, mut unreachable, mut refused) = (None, None, None);
-        let mut watch = Latecomers::new(s.k(), self.usual_max(Pacing::Write));
+        let mut watch = Latecomers::new(s.k(), self.targets.usual_max(Pacing::Write));
         let mut suspicions = Join::new();
         loop {
             let sent = |index: usize| departures.at(index).map(|at| (index, at));
@@ -137,11 +137,11 @@ impl Data {
                 () = self.env.clock.sleep_until(next_suspicion.map_or(s.deadline, |(at, ..)| at)), if next_suspicion.is_some() => {
                     if let Some((_, index, suspicion)) = next_suspicion {
                         watch.last.insert(index, suspicion);
-                        suspicions.push(index, self.suspect(view.place(index), suspicion, "write a fragment"));
+                        suspicions.push(index, self.targets.suspect(view.place(index), suspicion, "write a fragment"));
                     }
                     continue;
                 }
-                () = self.newer_map(version, s.deadline) => {
+                () = self.targets.newer_map(version, s.deadline) => {
                     let now = self.view(s)?;
                     version = now.map_version();
                     for index in calls.give_up(|i| now.state(i) != MemberState::Down) {
@@ -158,12 +158,12 @@ impl Data {
                     let took = departures.at(index).map(|sent| now.since(sent));
                     watch.answered.push(took.unwrap_or_default()); // without a call it had nothing to do
                     if let Some(took) = took {
-                        self.note_latency(Pacing::Write, took);
+                        self.targets.note_latency(Pacing::Write, took);
                     }
                 }
                 Some((index, Err(e))) if e.kind == ErrorKind::Stale => stale = Some((index, e)),
                 Some((index, Err(e))) if is_unreachable(&e) => {
-                    self.report(view.place(index), &e).await;
+                    self.targets.report(view.place(index), &e).await;
                     unreachable = Some((index, e));
                 }
                 // The results of all members are known before the caller decides.
@@ -187,7 +187,9 @@ impl Data {
             if self.knows_no_newer(s, view, index).await {
                 return Err(e); // fenced: the right to write has ended, or the token epoch is outdated
             }
-            self.wait_newer(view.map_version(), MAP_PATIENCE.min(self.left(s.deadline))).await;
+            self.targets
+                .wait_newer(view.map_version(), MAP_PATIENCE.min(self.targets.left(s.deadline)))
+                .await;
             return Ok(if map_changed()? { Round::MapChanged } else { Round::Again(index, e) });
         }
         Ok(match answers.unreachable {

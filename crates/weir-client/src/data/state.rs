@@ -1,7 +1,7 @@
 //! The state of a stripe at the members of its group.
 use super::{Data, GroupView, StripeRef, is_unreachable};
 use crate::join::join_all;
-use crate::member::Pacing;
+use crate::targets::Pacing;
 use weir_env::BoxFuture;
 use weir_proto::data::{CellStat, StatCell};
 use weir_proto::map::MemberState;
@@ -17,7 +17,7 @@ impl Data {
         cell: usize,
     ) -> Result<CellStat> {
         let request = StatCell { place: view.place(at), cell: s.cell(cell) };
-        Ok(self.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.reply)
+        Ok(self.targets.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.reply)
     }
 
     /// Asks members of the stripe's group, under one map, until all of them answer: a silent member goes
@@ -26,7 +26,7 @@ impl Data {
     where
         F: Fn(GroupView) -> BoxFuture<'a, Result<T>>,
     {
-        let (mut retry, mut waiting) = (self.retry(s.deadline), None);
+        let (mut retry, mut waiting) = (self.targets.retry(s.deadline), None);
         loop {
             let view = self.writable_view(s).await?;
             let e = match ask(view.clone()).await {
@@ -38,7 +38,7 @@ impl Data {
                 return Err(e.of_kind(ErrorKind::Deadline).doing("not done by the deadline"));
             }
             waiting.replace(self.waits.begin(format!("targets of {}", view.group().id)));
-            self.wait_newer(view.map_version(), retry.next_pause()).await;
+            self.targets.wait_newer(view.map_version(), retry.next_pause()).await;
         }
     }
 
@@ -48,7 +48,7 @@ impl Data {
             && is_unreachable(e)
             && self.view(s)?.state(at) != MemberState::Down
         {
-            self.report(view.place(at), e).await;
+            self.targets.report(view.place(at), e).await;
         }
         stat
     }

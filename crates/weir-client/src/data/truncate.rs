@@ -1,7 +1,7 @@
 //! Truncation of a file at all live targets of its groups.
 use super::{Data, LOSS_PATIENCE, MAP_PATIENCE, is_unreachable, may_return};
 use crate::join::join_all;
-use crate::member::Pacing;
+use crate::targets::Pacing;
 use std::collections::BTreeMap;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::data::{DropFile, GroupAt, Place, PreparedCell};
@@ -23,21 +23,24 @@ impl Data {
         let of_file = |g: PgId| g.0 >= layout.first_pg.0 && g.0 - layout.first_pg.0 < layout.pg_count;
         let doing = |e: Error| e.doing(format!("truncate file {file} from stripe {from_stripe} on"));
         let mut give_up = None;
-        let mut retry = self.retry(deadline);
+        let mut retry = self.targets.retry(deadline);
         loop {
             let map = self.cluster.map();
             let targets = match map.members_to_truncate(of_file) {
                 Ok(targets) => targets,
                 Err(e) => {
                     let comes_back = map.groups.iter().filter(|g| of_file(g.id)).all(|g| may_return(&map, g));
-                    let patience =
-                        if comes_back { self.left(deadline) } else { LOSS_PATIENCE.min(self.left(deadline)) };
+                    let patience = if comes_back {
+                        self.targets.left(deadline)
+                    } else {
+                        LOSS_PATIENCE.min(self.targets.left(deadline))
+                    };
                     let give_up = *give_up.get_or_insert_with(|| self.env.clock.now() + patience);
-                    if self.left(give_up).is_zero() {
+                    if self.targets.left(give_up).is_zero() {
                         return Err(doing(e));
                     }
                     let _waiting = self.waits.begin("targets that are to truncate a file".into());
-                    self.wait_newer(map.version, self.left(give_up)).await;
+                    self.targets.wait_newer(map.version, self.targets.left(give_up)).await;
                     continue;
                 }
             };
@@ -53,7 +56,7 @@ impl Data {
                 return Err(doing(e.of_kind(ErrorKind::Deadline).doing("not done by the deadline")));
             }
             if e.kind == ErrorKind::Stale {
-                self.wait_newer(map.version, MAP_PATIENCE.min(self.left(deadline))).await;
+                self.targets.wait_newer(map.version, MAP_PATIENCE.min(self.targets.left(deadline))).await;
             } else if !is_unreachable(&e) {
                 return Err(doing(e));
             } else if self.cluster.map().version == map.version {
@@ -80,12 +83,13 @@ impl Data {
                 let down = |m: &Member| m.target == target && m.state == MemberState::Down;
                 let is_down =
                     |map: &ClusterMap| map.group(at.group).is_some_and(|g| g.members.iter().any(down));
-                let sent = self.call_while_up(place, is_down, &request, vec![], Pacing::Write, deadline);
+                let sent =
+                    self.targets.call_while_up(place, is_down, &request, vec![], Pacing::Write, deadline);
                 let answer = sent.await;
                 if let Err(e) = &answer
                     && is_unreachable(e)
                 {
-                    self.report(place, e).await;
+                    self.targets.report(place, e).await;
                 }
                 Ok(answer?.reply.prepared)
             }) as BoxFuture<'_, _>

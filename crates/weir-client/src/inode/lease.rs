@@ -168,6 +168,7 @@ impl LeaseState {
     }
     pub fn end_send(&mut self, counted_by: u64) {
         if let Some(count) = self.direct_sends.get_mut(&counted_by) {
+            assert!(*count > 0, "a send that ends has begun");
             *count -= 1;
             if *count == 0 {
                 self.direct_sends.remove(&counted_by);

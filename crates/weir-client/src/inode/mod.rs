@@ -3,29 +3,31 @@
 //! Invariants: attributes, names and data are believed only under a lease. Each part of the state keeps its
 //! own invariants (`lease`, `write`, `pages`, `tier`, `quota`); those of several parts are here. Pure state:
 //! no I/O, no time except as an argument.
-mod birth;
 mod inline;
 mod lease;
 mod loans;
+mod local;
+mod local_state;
 mod opens;
 mod pages;
 mod quota;
 mod tier;
 mod write;
 
-pub use birth::Birth;
 pub use inline::{Inline, Leaving};
 pub use lease::LeaseState;
 pub use loans::Loans;
+pub use local::LocalFile;
+pub use local_state::LocalState;
 pub use opens::Opens;
 pub use pages::PageState;
 pub use quota::{Limits, NO_LIMIT, QuotaState, Settled, Wish};
 pub use tier::{Ranges, TierState, touches};
-pub use write::{DirectWrites, Unresolved, WriteErrors, WriteState};
+pub use write::{DirectWrites, Local, Unresolved, WriteErrors, WriteState};
 
-use crate::api::Stat;
 use crate::changed::Changed;
 use crate::known_names::Names;
+use crate::types::Stat;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -64,7 +66,8 @@ pub struct State {
     pub loans: Loans,
     pub inline: Inline,
     pub leaving: Leaving,
-    pub birth: Birth,
+    /// Its create or removal here, as far as the leader does not know of it.
+    pub local: LocalFile,
     /// Ranges written since the last report to the leader; durable, or their send failed.
     pub changed: Changed,
     pub attr: Option<Attr>,
@@ -120,7 +123,7 @@ impl State {
             loans: Loans::default(),
             inline: Inline::Unknown,
             leaving: Leaving::default(),
-            birth: Birth::Born,
+            local: LocalFile::default(),
             changed: Changed::default(),
             attr: None,
             attr_old: false,
@@ -247,6 +250,7 @@ impl State {
         self.write.check();
         self.pages.check();
         self.tier.check();
+        self.local.check();
         assert!(
             self.lease.is_write() || self.write.local().is_none(),
             "only a writer has changes of its own"
@@ -261,6 +265,17 @@ impl State {
 
 /// Sizes, attributes and changes as this client shows them.
 impl State {
+    /// The layout of a regular file.
+    pub fn layout(&self, ino: InodeId) -> Result<Layout> {
+        let layout = self.attr.as_ref().and_then(|a| a.layout);
+        let layout = layout.ok_or_else(|| {
+            Error::unavailable(format!(
+                "file {ino} has no layout: the cluster had no placement group for it yet"
+            ))
+        })?;
+        layout.check()?;
+        Ok(layout)
+    }
     /// The size as an application sees it.
     pub fn size(&self) -> u64 {
         self.write.local().map_or_else(|| self.committed_size(), |l| l.size)
@@ -292,7 +307,7 @@ impl State {
     }
     /// Whether the leader lacks a change that was made under the lease.
     pub fn is_unreported(&self) -> bool {
-        self.is_unsaved() || self.birth.is_removal()
+        self.is_unsaved() || self.local.is_removed()
     }
     pub fn is_in_doubt(&self) -> bool {
         self.write.is_in_doubt()
@@ -319,7 +334,7 @@ impl State {
         }
         self.shown(true)
     }
-    /// The same for the kernel, which may cache them.
+    /// Attributes for the kernel, which may cache them.
     pub fn lend_stat(&mut self) -> Option<Stat> {
         let stat = self.stat();
         if stat.is_some() {

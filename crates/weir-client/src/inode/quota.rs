@@ -28,7 +28,7 @@ pub struct QuotaState {
     /// Bytes allocated by data, including uncommitted changes. More than the size: it has no holes, and the
     /// space up to there is reserved.
     allocated: u64,
-    /// The same as known to the leader.
+    /// Those of them that the leader has counted.
     charged: u64,
     /// The account whose limits of bytes apply to new data, from the last grant of a Write lease.
     limited: Account,
@@ -98,8 +98,7 @@ impl QuotaState {
     pub fn note_limit(&mut self, account: Account) {
         self.limited = account;
     }
-    /// The file is created locally.
-    pub fn note_birth(&mut self, limits: Limits) {
+    pub fn note_local_create(&mut self, limits: Limits) {
         self.limited = if limits.of_bytes { limits.account } else { NO_LIMIT };
         self.owner_fixed = limits.account != NO_LIMIT;
     }

@@ -47,6 +47,7 @@ impl TierState {
         self.eviction_turns();
     }
     pub fn end_evicting(&mut self) {
+        assert!(self.evicting.is_some(), "an eviction that ends has begun");
         self.evicting = None;
         self.eviction_turns();
     }

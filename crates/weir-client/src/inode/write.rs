@@ -287,7 +287,8 @@ impl WriteState {
         self.sent_end = self.sent_end.max(end);
     }
     pub fn end_send(&mut self, stripe: u64) {
-        self.sending.remove(&stripe);
+        let send = self.sending.remove(&stripe);
+        assert!(send.is_some(), "no send of stripe {stripe} is in flight");
     }
     pub fn send_count(&self) -> u64 {
         self.send_count

@@ -29,10 +29,10 @@ impl Home {
         let mut at = from;
         while at < to {
             let end = to.min(at + step);
-            client.fill(&recall, at, self.bytes(ino, at, end)).await?;
+            client.mover().fill(&recall, at, self.bytes(ino, at, end)).await?;
             at = end;
         }
-        client.filled(recall).await
+        client.mover().filled(recall, None).await
     }
     /// A mover that works until its task is dropped or its node dies.
     async fn mover(&self, lab: &Lab, name: &str) -> Mover {
@@ -40,7 +40,9 @@ impl Home {
         let env = lab.env(name);
         let task = env.tasks.spawn("mover", async move {
             loop {
-                let Ok(recalls) = client.take_recalls(4, Duration::from_secs(5)).await else { continue };
+                let Ok(recalls) = client.mover().take_recalls(4, Duration::from_secs(5)).await else {
+                    continue;
+                };
                 for recall in recalls {
                     let _ = home.recall(&client, recall).await; // another mover may have got it
                 }
@@ -155,8 +157,12 @@ fn a_failed_recall_is_an_error_with_its_reason() {
         let failing = mover.clone();
         let _task = lab.env("mover").tasks.spawn("fails", async move {
             loop {
-                for recall in failing.take_recalls(1, Duration::from_secs(5)).await.unwrap() {
-                    failing.recall_failed(recall, "home has another file there", false).await.unwrap();
+                for recall in failing.mover().take_recalls(1, Duration::from_secs(5)).await.unwrap() {
+                    failing
+                        .mover()
+                        .recall_failed(recall, "home has another file there", false)
+                        .await
+                        .unwrap();
                 }
             }
         });
@@ -364,21 +370,21 @@ fn movers_that_die_or_come_late_change_nothing() {
         a.want_recall(ino, 0, u64::MAX).await.unwrap();
         // It fills a part, with the bytes that home had before they were repaired there, and hangs.
         let late = lab.client("late").await;
-        let stale = late.take_recalls(8, Duration::from_secs(5)).await.unwrap().remove(0);
-        late.fill(&stale, 0, Bytes::from(vec![0xee; STRIPE])).await.unwrap();
+        let stale = late.mover().take_recalls(8, Duration::from_secs(5)).await.unwrap().remove(0);
+        late.mover().fill(&stale, 0, Bytes::from(vec![0xee; STRIPE])).await.unwrap();
         // Another one dies in the middle.
         let dying = lab.client("dying").await;
         lab.cut_off("late");
         let begun = env.clock.now();
         let taken = loop {
-            let mut taken = dying.take_recalls(8, Duration::from_secs(5)).await.unwrap();
+            let mut taken = dying.mover().take_recalls(8, Duration::from_secs(5)).await.unwrap();
             if let Some(taken) = taken.pop() {
                 break taken;
             }
             assert!(env.clock.now().since(begun) < PATIENCE * 3);
         };
         assert!(taken.work.token_epoch > stale.work.token_epoch);
-        dying.fill(&taken, 2 * STRIPE as u64, Bytes::from(vec![0xdd; STRIPE])).await.unwrap();
+        dying.mover().fill(&taken, 2 * STRIPE as u64, Bytes::from(vec![0xdd; STRIPE])).await.unwrap();
         lab.world().kill("dying");
         let _mover = home.mover(&lab, "mover").await;
         same(&whole(&a, ino).await, &bytes, "brought by the third");
@@ -388,10 +394,11 @@ fn movers_that_die_or_come_late_change_nothing() {
         // The first one wakes up and continues.
         lab.let_back("late");
         for stripe in 0..4 {
-            let again = late.fill(&stale, (stripe * STRIPE) as u64, Bytes::from(vec![0xee; STRIPE])).await;
+            let again =
+                late.mover().fill(&stale, (stripe * STRIPE) as u64, Bytes::from(vec![0xee; STRIPE])).await;
             assert!(again.is_err(), "stripe {stripe}");
         }
-        assert_eq!(late.filled(stale).await.unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(late.mover().filled(stale, None).await.unwrap_err().kind, ErrorKind::Stale);
         let mut expected = bytes.clone();
         expected[STRIPE..STRIPE + 5].copy_from_slice(b"newer");
         let b = lab.client("b").await;

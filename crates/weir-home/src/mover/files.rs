@@ -21,7 +21,7 @@ const PARTS_AHEAD: usize = 4;
 impl Shared {
     /// Opens a file whose writer died, which makes the client recover it.
     pub(super) async fn recover(&self, relation: &Relation, ino: InodeId) {
-        if let Err(e) = self.client.recover_file(ino).await {
+        if let Err(e) = self.client.mover().recover_file(ino).await {
             tracing::debug!("recover inode {ino}, whose writer died: {e}");
             self.pause().await;
         }
@@ -218,7 +218,7 @@ async fn read(client: &Client, item: &ExtentWork, at: u64, len: u64) -> Result<V
         let from = (at - item.offset) as usize;
         return Ok(vec![bytes.slice(from..from + len as usize)]);
     }
-    client.read_committed(item, at, len).await
+    client.mover().read_committed(item, at, len).await
 }
 
 /// The data was written, and is not synced yet.

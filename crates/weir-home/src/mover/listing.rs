@@ -37,7 +37,7 @@ impl Shared {
                 let rest = left.split_off(fits_a_message(&left));
                 let part = std::mem::replace(&mut left, rest);
                 let end = listing.end && left.is_empty();
-                let reported = self.client.report_listing(relation.id, work.dir, part, end).await;
+                let reported = self.client.mover().report_listing(relation.id, work.dir, part, end).await;
                 reported.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
@@ -81,7 +81,8 @@ impl Shared {
                     break;
                 }
                 after = upto.clone().or(after);
-                let again = self.client.report_relisting(relation.id, work.dir, from, part, upto).await;
+                let again =
+                    self.client.mover().report_relisting(relation.id, work.dir, from, part, upto).await;
                 again.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());

@@ -20,7 +20,7 @@ impl Shared {
         loop {
             let Ok(first) = free.clone().acquire_owned().await else { return };
             let max = 1 + free.available_permits() as u32;
-            let taken = match self.client.take_recalls(max, WAIT).await {
+            let taken = match self.client.mover().take_recalls(max, WAIT).await {
                 Ok(taken) => {
                     pauses.restart();
                     taken
@@ -46,12 +46,12 @@ impl Shared {
     async fn recall_range(self: &Arc<Self>, recall: Recall) {
         let what = format!("inode {} bytes {} to {}", recall.work.ino, recall.work.from, recall.work.to);
         let done = match self.carry_out(&recall).await {
-            Ok(learned) => self.client.filled_with(recall, learned).await,
+            Ok(learned) => self.client.mover().filled(recall, learned).await,
             Err(failed) => {
                 if let Some(more) = self.env.watch.line("a recall failed") {
                     tracing::warn!("{what} could not be recalled: {}{more}", failed.why);
                 }
-                self.client.recall_failed(recall, &failed.why, failed.retry).await
+                self.client.mover().recall_failed(recall, &failed.why, failed.retry).await
             }
         };
         if let Err(e) = done {

@@ -212,7 +212,7 @@ async fn make_now(desk: &Desk, args: &Make, volume: &Volume, url: &str) -> Outco
     let progress = Arc::new(Progress::default());
     let made = tokio::select! {
         biased;
-        () = client.may_be_taken_for_dead() => {
+        () = client.mover().may_be_taken_for_dead() => {
             return Err(Failure::new(
                 Error::unavailable("lost contact with the metadata server: another process may make this backup now"),
                 "the next backup continues where this one stopped",
