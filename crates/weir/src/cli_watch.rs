@@ -1,22 +1,13 @@
 //! The arguments of commands that show the present activity of a cluster.
 use crate::cluster_args::Status;
-use clap::{Args, Subcommand, ValueEnum, ValueHint};
-
-/// The objects of the rows of `weir top`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum By {
-    Volume,
-    User,
-    Client,
-    Job,
-    Kind,
-    Target,
-}
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand, ValueHint};
+use weir_diagnose::work::By;
 
 #[derive(Args)]
 pub struct TopArgs {
     /// What each row stands for
-    #[arg(long, value_enum, default_value = "user")]
+    #[arg(long, default_value = "user", value_parser = by())]
     pub by: By,
     /// Print once instead of every two seconds
     #[arg(long)]
@@ -132,6 +123,10 @@ pub struct ConsoleArgs {
     pub pid_file: Option<std::path::PathBuf>,
     #[command(flatten)]
     pub cluster: Status,
+}
+
+fn by() -> impl TypedValueParser<Value = By> {
+    PossibleValuesParser::new(By::ALL.map(By::word)).try_map(|word| word.parse::<By>())
 }
 
 /// `10ms`, `2s`, `10min` or `1h`, in milliseconds.

@@ -1,7 +1,8 @@
-//! Text for people: columns and sizes.
+//! Text for people: columns.
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::Value;
+pub use weir_diagnose::quantity::{bytes, count};
 
 /// Between columns.
 const GAP: u16 = 2;
@@ -45,28 +46,6 @@ fn terminal_width() -> Option<u16> {
     out.is_term().then(|| out.size_checked())?.map(|(_, columns)| columns)
 }
 
-/// `1 file`, `5 files`.
-pub fn count(n: u64, [one, several]: [&str; 2]) -> String {
-    format!("{n} {}", if n == 1 { one } else { several })
-}
-
-/// Bytes with a binary unit and three digits: `5.96 MiB`.
-pub fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match (unit, value) {
-        (0, _) => format!("{n} B"),
-        (_, v) if v >= 100.0 => format!("{v:.0} {}", units[unit]),
-        (_, v) if v >= 10.0 => format!("{v:.1} {}", units[unit]),
-        (_, v) => format!("{v:.2} {}", units[unit]),
-    }
-}
-
 /// A value on standard output. In one piece: formatted output is written line by line, a system call each,
 /// and ten thousand volumes have many lines.
 pub fn json(value: &Value) {
@@ -106,15 +85,6 @@ mod tests {
         }
         for text in ["", "t3", "2026-11-22T03:00:00Z", "inf", "3 of 4 more", "r1"] {
             assert!(!is_quantity(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn bytes_have_three_digits() {
-        for (n, text) in
-            [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (6_250_000, "5.96 MiB"), (1 << 40, "1.00 TiB")]
-        {
-            assert_eq!(bytes(n), text);
         }
     }
 }

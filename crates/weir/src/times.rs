@@ -2,7 +2,6 @@
 //! ago`.
 use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
 use weir_proto::date::Date;
-use weir_proto::meta::Time;
 use weir_proto::{Error, Result};
 
 const DAY_S: i64 = 86_400;
@@ -19,13 +18,6 @@ pub fn parse_seconds(text: &str) -> std::result::Result<u32, String> {
     let seconds = span.total((Unit::Second, days)).map_err(|_| bad())?;
     let is_whole = seconds >= 0.0 && seconds <= f64::from(u32::MAX) && seconds.fract() == 0.0;
     is_whole.then_some(seconds as u32).ok_or_else(bad)
-}
-
-/// `3600` is `1h`.
-pub fn show_seconds(seconds: u32) -> String {
-    let units = [(86400, "d"), (3600, "h"), (60, "m")];
-    let fits = units.iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-    fits.map_or_else(|| format!("{seconds}s"), |(unit, letter)| format!("{}{letter}", seconds / unit))
 }
 
 /// An interval or duration; not 0, which would mean the opposite.
@@ -68,27 +60,6 @@ pub fn parse_moment(text: &str, now: Date) -> Result<Date> {
     }
 }
 
-/// `2026-03-01 12:00:05 UTC`.
-pub fn when(t: Time) -> String {
-    let seconds = t.nanos.div_euclid(1_000_000_000);
-    let (days, of_day) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
-}
-
-/// Days since 1970-01-01 as a date. Howard Hinnant, "chrono-compatible low-level date algorithms",
-/// `civil_from_days`.
-fn civil(days: i64) -> (i64, i64, i64) {
-    let z = days + 719_468;
-    let (era, of_era) = (z.div_euclid(146_097), z.rem_euclid(146_097));
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (year_of_era + era * 400 + i64::from(month <= 2), month, of_year - (153 * from_march + 2) / 5 + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,20 +84,6 @@ mod tests {
             let refused = parse_seconds(text).unwrap_err();
             assert!(refused.contains("is not a time: expected one like"), "{text}: {refused}");
         }
-    }
-
-    #[test]
-    fn lengths_are_shown_in_their_largest_whole_unit() {
-        assert_eq!([7 * 86400, 7200, 90, 0].map(show_seconds), ["7d", "2h", "90s", "0s"]);
-    }
-
-    #[test]
-    fn a_time_is_shown_as_a_date() {
-        let shown = |seconds: i64| when(Time { nanos: seconds * 1_000_000_000 + 5 });
-        assert_eq!(shown(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(shown(951_782_400 + 3661), "2000-02-29 01:01:01 UTC");
-        assert_eq!(shown(-1), "1969-12-31 23:59:59 UTC");
-        assert_eq!(shown(1_772_366_405), "2026-03-01 12:00:05 UTC");
     }
 
     #[test]

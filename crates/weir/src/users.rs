@@ -1,52 +1,29 @@
-//! Names of users in output for people. This machine's directory services know them; other machines may have
-//! others, so output for programs, and stored data, have numbers.
-use std::collections::BTreeMap;
+//! Names of users in output for people, as this machine's directory services know them. Other machines may
+//! have others, so output for programs, and stored data, have numbers.
 use std::process::Command;
+use weir_diagnose::names::{OwnerNames, Users, owners};
+use weir_proto::quota::{OwnerKind, OwnerUsage};
 
-/// Users of this machine, by number.
-#[derive(Clone, Default)]
-pub struct Users(BTreeMap<u32, String>);
+/// Looks up all of these at once.
+pub fn of(numbers: impl IntoIterator<Item = u32>) -> Users {
+    in_database("passwd", numbers)
+}
 
-impl Users {
-    /// Looks up all of these at once. Unknown users keep their numbers.
-    pub fn of(numbers: impl IntoIterator<Item = u32>) -> Users {
-        Users::in_database("passwd", numbers)
-    }
-    /// The same for groups.
-    pub fn of_groups(numbers: impl IntoIterator<Item = u32>) -> Users {
-        Users::in_database("group", numbers)
-    }
-    fn in_database(database: &str, numbers: impl IntoIterator<Item = u32>) -> Users {
-        let mut numbers: Vec<u32> = numbers.into_iter().collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        if numbers.is_empty() {
-            return Users::default();
-        }
-        let asked = Command::new("getent").arg(database).args(numbers.iter().map(u32::to_string)).output();
-        asked.map_or_else(|_| Users::default(), |found| Users::parse(&String::from_utf8_lossy(&found.stdout)))
-    }
+/// The users and groups of these rows.
+pub fn of_owners<'a>(rows: impl Iterator<Item = &'a OwnerUsage> + Clone) -> OwnerNames {
+    let users = of(owners(rows.clone(), OwnerKind::User));
+    OwnerNames { users, groups: in_database("group", owners(rows, OwnerKind::Group)) }
+}
 
-    /// Lines of passwd(5) or group(5).
-    fn parse(text: &str) -> Users {
-        let one = |line: &str| {
-            let mut fields = line.split(':');
-            let (name, number) = (fields.next()?, fields.nth(1)?.parse().ok()?);
-            // A name must not send control characters to a terminal.
-            let is_plain = !name.is_empty() && !name.chars().any(|c| c.is_control() || c.is_whitespace());
-            is_plain.then(|| (number, name.to_owned()))
-        };
-        // The first name of a number counts, as in the C library.
-        let mut users = BTreeMap::new();
-        for (number, name) in text.lines().filter_map(one) {
-            users.entry(number).or_insert(name);
-        }
-        Users(users)
+fn in_database(database: &str, numbers: impl IntoIterator<Item = u32>) -> Users {
+    let mut numbers: Vec<u32> = numbers.into_iter().collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    if numbers.is_empty() {
+        return Users::default();
     }
-
-    pub fn name(&self, number: u32) -> String {
-        self.0.get(&number).cloned().unwrap_or_else(|| number.to_string())
-    }
+    let asked = Command::new("getent").arg(database).args(numbers.iter().map(u32::to_string)).output();
+    asked.map_or_else(|_| Users::default(), |found| Users::parse(&String::from_utf8_lossy(&found.stdout)))
 }
 
 #[cfg(test)]
@@ -54,13 +31,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_has_its_first_name_or_its_number() {
-        let users = Users::parse(
-            "root:x:0:0:r:/root:/bin/sh\ntoor:x:0:0::/:\nada:*:1000:7::/:\nbad\n\u{1b}x:x:5:5\n:x:6:6\n",
-        );
-        assert_eq!([0, 1000, 5, 6].map(|n| users.name(n)), ["root", "ada", "5", "6"]);
-        assert_eq!(Users::of([0, 4_294_967_294]).name(0), "root");
-        assert_eq!(Users::of([]).name(7), "7");
-        assert_eq!(Users::of_groups([0]).name(0), "root");
+    fn this_machine_names_its_superuser() {
+        assert_eq!(of([0, 4_294_967_294]).name(0), "root");
+        assert_eq!(of([]).name(7), "7");
+        assert_eq!(in_database("group", [0]).name(0), "root");
     }
 }

@@ -26,6 +26,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use weir_diagnose::Health;
 use weir_load::{Report, detector};
 use weir_proto::Error;
 use weir_proto::coord::ClusterStatus;
@@ -408,7 +409,7 @@ fn number(client: &Value, key: &str) -> f64 {
 
 fn as_text(report: &Report, kill: &Kill, status: &ClusterStatus, client: &Value) -> String {
     let noticed = kill.noticed_ms.map_or("not noticed".to_string(), |ms| format!("noticed after {ms:.0} ms"));
-    let health = observe::Health::of(status);
+    let health = Health::of(status);
     let wire = number(client, "wire_sent_bytes") / number(client, "written_bytes").max(1.0);
     let rows = vec![
         vec!["killed".into(), format!("{VICTIM} at {:.1} s, {noticed}", kill.at_s)],
@@ -429,7 +430,7 @@ fn as_json(report: &Report, kill: &Kill, status: &ClusterStatus, client: &Value,
     json!({
         "good": good, "detector": serde_json::to_value(report).unwrap_or(Value::Null),
         "killed": { "process": VICTIM, "at_s": kill.at_s, "noticed_ms": kill.noticed_ms },
-        "health": observe::Health::of(status), "client": client,
+        "health": Health::of(status), "client": client,
     })
 }
 

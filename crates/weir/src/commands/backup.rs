@@ -11,7 +11,7 @@ use crate::homes::Homes;
 use crate::local::process::own_process;
 use crate::observe;
 use crate::table;
-use crate::times::{parse_every, when};
+use crate::times::parse_every;
 use clap::Args;
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use weir_client::{BackupEdit, Client};
+use weir_diagnose::backups::state;
+use weir_diagnose::quantity::show_seconds;
 use weir_home::HomeUrl;
 use weir_home::backup::{self, Job, Made, Progress, TreeName, home_of};
 use weir_home::mover::OpenHome;
@@ -190,7 +192,7 @@ fn reported(args: &Make, set: &Backup) -> String {
         () if args.off => format!("scheduled backups of {volume} to {url} are disabled"),
         () => format!(
             "movers back up {volume} to {url} every {}; kept: {}",
-            duration(set.every_s),
+            show_seconds(set.every_s),
             show_backup_retention(&set.keep)
         ),
     }
@@ -353,52 +355,6 @@ fn tree_row(tree: &TreeName) -> Vec<String> {
     vec![tree.made().map(|date| date.to_string()).unwrap_or_default(), state.into()]
 }
 
-/// The state of a place, as text.
-pub fn state(b: &Backup) -> String {
-    let mut parts = vec![match b.every_s {
-        0 => "made when asked for".to_owned(),
-        every_s => format!("every {}", duration(every_s)),
-    }];
-    parts.push(format!("kept {}", show_backup_retention(&b.keep)));
-    if let Some(run) = &b.running {
-        parts.push(format!("being made since {}", when(run.began)));
-    }
-    parts.push(match &b.last {
-        None => "none yet".to_owned(),
-        Some(last) => match &last.outcome {
-            BackupOutcome::Made { date, missing: 0, .. } => format!("last {date}"),
-            BackupOutcome::Made { date, missing, .. } => {
-                format!("last {date}, INCOMPLETE: {missing} missing")
-            }
-            BackupOutcome::Failed { why } => {
-                format!("the last one FAILED ({}): {why}", when(last.ended))
-            }
-        },
-    });
-    if b.late {
-        parts.push("LATE".to_owned());
-    }
-    parts.join(", ")
-}
-
-/// A fault that needs an administrator.
-pub fn complaint(b: &Backup) -> Option<String> {
-    let failed = match b.last.as_ref().map(|last| &last.outcome) {
-        None | Some(BackupOutcome::Made { missing: 0, .. }) => false,
-        Some(BackupOutcome::Made { .. } | BackupOutcome::Failed { .. }) => true,
-    };
-    (failed || b.late).then(|| format!("backup of {} to {}: {}", b.volume_name, b.url, state(b)))
-}
-
-fn duration(seconds: u32) -> String {
-    match seconds {
-        s if s % 86400 == 0 => format!("{}d", s / 86400),
-        s if s % 3600 == 0 => format!("{}h", s / 3600),
-        s if s % 60 == 0 => format!("{}m", s / 60),
-        s => format!("{s}s"),
-    }
-}
-
 pub fn as_json(b: &Backup) -> Value {
     let seconds = |t: Option<Time>| t.map(|t| t.nanos / 1_000_000_000);
     let last = b.last.as_ref().map(|last| {
@@ -421,42 +377,6 @@ pub fn as_json(b: &Backup) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use weir_proto::VolumeId;
-    use weir_proto::backup::BackupEnd;
-
-    fn place(outcome: Option<BackupOutcome>, late: bool) -> Backup {
-        let at = Time { nanos: 0 };
-        Backup {
-            volume: VolumeId(2),
-            volume_name: "ada".into(),
-            url: "file:///b".into(),
-            by: 0,
-            every_s: 86400,
-            keep: BackupRetention::default(),
-            since: at,
-            running: None,
-            last: outcome.map(|outcome| BackupEnd { began: at, ended: at, outcome }),
-            good: None,
-            due: None,
-            late,
-        }
-    }
-
-    #[test]
-    fn late_failed_and_incomplete_backups_are_reported() {
-        let made = |missing| BackupOutcome::Made { date: "D".into(), missing, files: 1, linked: 0, bytes: 5 };
-        assert_eq!(complaint(&place(None, false)), None);
-        assert_eq!(complaint(&place(Some(made(0)), false)), None);
-        assert!(complaint(&place(Some(made(2)), false)).unwrap().contains("INCOMPLETE: 2 missing"));
-        assert!(complaint(&place(Some(made(0)), true)).unwrap().contains("LATE"));
-        let failed = BackupOutcome::Failed { why: "no space".into() };
-        assert!(
-            complaint(&place(Some(failed), false))
-                .unwrap()
-                .contains("FAILED (1970-01-01 00:00:00 UTC): no space")
-        );
-        assert_eq!(state(&place(None, false)), "every 1d, kept 7d,4w,6m, none yet");
-    }
 
     #[test]
     fn buckets_are_refused_in_plain_words() {

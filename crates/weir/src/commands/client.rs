@@ -5,11 +5,12 @@
 use crate::cli::{ClientCommand, Status};
 use crate::commands::which::coordinators;
 use crate::failure::Outcome;
-use crate::observe::{self, is_led};
+use crate::observe;
 use crate::table;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_diagnose::health::is_led;
 use weir_proto::condition::NodeCondition;
 use weir_proto::map::Role;
 use weir_proto::meta::{SessionList, SessionShown};

@@ -4,17 +4,14 @@
 //! A query that only newer servers answer, or only for administrators, is skipped; one without an answer in
 //! time is a trouble itself.
 use crate::certificate::Caller;
-use crate::commands::mounts::{self, Asked, MountState};
+use crate::commands::mounts::{self, Asked};
 use crate::commands::namespace_client::{all, connect_as};
-use crate::commands::quota::Names;
-use crate::commands::troubles::leaving::Leaving;
-use crate::commands::troubles::overload::{self, Busiest};
-use crate::commands::troubles::{Facts, HomesHere, Known, NamespaceFacts, ProcessState};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::memory;
 use crate::local::process::PidFile;
-use crate::observe::{self, is_led};
+use crate::observe;
+use crate::users;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +20,11 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use weir_client::Client;
 use weir_coord::Cluster;
+use weir_diagnose::health::is_led;
+use weir_diagnose::troubles::leaving::Leaving;
+use weir_diagnose::troubles::overload::{self, Busiest};
+use weir_diagnose::troubles::{Facts, HomesHere, Known, NamespaceFacts};
+use weir_diagnose::{MountState, OwnerNames, ProcessState, work};
 use weir_env::{Addr, Env};
 use weir_home::HomeUrl;
 use weir_proto::condition::{NodeTrouble, STARTS, TroubleList};
@@ -105,7 +107,7 @@ impl Asker {
             if !only_processes {
                 facts.homes = homes_here(&facts.processes, &facts.namespaces);
             }
-            facts.names = Names::of(facts.owners_near());
+            facts.names = users::of_owners(facts.owners_near());
             facts
         });
         homes.await.map_err(|e| Error::unavailable(format!("cannot inspect homes: {e}")))
@@ -193,7 +195,7 @@ impl Asker {
             dead_mounts: Vec::new(),
             namespaces,
             homes: HomesHere::default(),
-            names: Names::default(),
+            names: OwnerNames::default(),
         })
     }
 
@@ -201,7 +203,7 @@ impl Asker {
     async fn busiest(&self, lives: &[NodeLife], status: &ClusterStatus) -> Option<Busiest> {
         overload::overload(lives, &status.map)?;
         let tops = self.cluster.collect(&GetTop { seconds: TOP_S }, TOP_PATIENCE).await.ok()?;
-        overload::busiest(&tops)
+        overload::busiest(&tops, users::of(work::users(&tops)))
     }
 
     /// All that have a leader, in parallel.

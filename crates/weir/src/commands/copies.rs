@@ -3,10 +3,11 @@ use crate::cli_namespace::SetCopies as Args;
 use crate::cluster_args::Status;
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
-use crate::observe::{self, copies_lacking};
+use crate::observe;
 use crate::table;
 use serde_json::{Value, json};
 use std::time::Duration;
+use weir_diagnose::health::{copies_lacking, is_led};
 use weir_proto::copies::SetCopies;
 use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceEntry};
 use weir_proto::{Error, NodeId};
@@ -128,7 +129,7 @@ fn keepers(map: &ClusterMap, entry: &NamespaceEntry) -> Vec<(NodeId, &'static st
     match map.copies_of(entry.id) {
         Some(copies) => copies.members.iter().map(|m| (m.node, word(m.node, m.state))).collect(),
         None => {
-            let state = if observe::is_led(map, entry) { "leads" } else { "down" };
+            let state = if is_led(map, entry) { "leads" } else { "down" };
             entry.leader.into_iter().map(|node| (node, state)).collect()
         }
     }

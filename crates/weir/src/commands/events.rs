@@ -1,6 +1,5 @@
 //! `weir events`: troubles with their begin and end, the known kinds, and the muted ones.
 use crate::cli_watch::{EventNamed, EventsArgs, EventsCommand};
-use crate::commands::troubles::{kind, kinds_page, lasting, word};
 use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
@@ -8,6 +7,8 @@ use crate::table;
 use serde_json::{Value, json};
 use std::time::Duration;
 use weir_coord::Cluster;
+use weir_diagnose::quantity::lasting;
+use weir_diagnose::troubles::{kind, kinds_page, word};
 use weir_proto::date::Date;
 use weir_proto::event::{EventLog, EventMark, EventSeen, GetEvents, MarkEvents};
 use weir_proto::{Error, Request};

@@ -4,9 +4,9 @@
 use crate::cli_file::OnePath;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::table;
-use crate::times::when;
 use serde_json::Value;
 use std::path::Path;
+use weir_diagnose::quantity::when;
 use weir_proto::Error;
 use weir_proto::meta::Time;
 

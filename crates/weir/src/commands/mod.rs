@@ -31,7 +31,6 @@ pub mod snapshots;
 pub mod status;
 pub mod target;
 pub mod tiering;
-pub mod troubles;
 pub mod unsaved;
 pub mod upgrade;
 pub mod verify;

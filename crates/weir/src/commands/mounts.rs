@@ -5,41 +5,14 @@
 use crate::commands::file;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use rustix::io::Errno;
-use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use weir_diagnose::{MountState, Reach};
 
 /// How long a mount may take to answer from its memory.
 const PATIENCE: Duration = Duration::from_millis(1800);
-
-/// Whether a mount answers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub enum Reach {
-    #[serde(rename = "answers")]
-    Answers,
-    /// It is stopped, or waits.
-    #[serde(rename = "does not answer")]
-    Silent,
-    /// Its process has ended: "Transport endpoint is not connected".
-    #[serde(rename = "dead")]
-    Dead,
-    #[serde(rename = "not mounted")]
-    NotMounted,
-}
-
-/// One mount.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct MountState {
-    pub name: String,
-    pub path: PathBuf,
-    pub state: Reach,
-    /// The number of losses of changes or locks since it started.
-    pub losses: u64,
-    /// The last of them.
-    pub last_losses: Value,
-}
 
 /// Those that `weir up` made.
 pub fn of(local: &LocalCluster) -> Vec<MountState> {

@@ -9,6 +9,7 @@ use clap::Args;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NoKernel};
+use weir_diagnose::health::is_led;
 use weir_env::{Addr, Env};
 use weir_proto::map::Role;
 use weir_proto::meta::Cred;
@@ -55,7 +56,7 @@ pub async fn as_client(
     // An error that names the addresses tried for the coordinator.
     let map = observe::observe(&env, &coordinators, "weir").await?.map();
     match map.namespace_named(namespace) {
-        Some(entry) if observe::is_led(&map, entry) => {}
+        Some(entry) if is_led(&map, entry) => {}
         Some(_) => {
             let patience = PATIENCE.as_secs();
             eprintln!(

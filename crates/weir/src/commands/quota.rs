@@ -6,7 +6,7 @@ use crate::commands::which::coordinators;
 use crate::failure::{Failure, Outcome};
 use crate::observe;
 use crate::table;
-use crate::users::Users;
+use crate::users;
 use serde_json::{Value, json};
 use weir_client::Client;
 use weir_proto::meta::Time;
@@ -113,34 +113,8 @@ fn explain(e: Error) -> Failure {
     }
 }
 
-/// Names of users and of groups.
-#[derive(Default)]
-pub struct Names {
-    users: Users,
-    groups: Users,
-}
-
-impl Names {
-    pub fn of<'a>(rows: impl Iterator<Item = &'a OwnerUsage> + Clone) -> Names {
-        let ids = |kind| {
-            rows.clone()
-                .filter(move |r| r.holder.kind == kind && r.holder.id != DEFAULT_ID)
-                .map(|r| r.holder.id)
-        };
-        Names { users: Users::of(ids(OwnerKind::User)), groups: Users::of_groups(ids(OwnerKind::Group)) }
-    }
-    pub fn shown(&self, holder: &Holder) -> String {
-        match (holder.kind, holder.id) {
-            (OwnerKind::User, DEFAULT_ID) => "each other user".into(),
-            (OwnerKind::Group, DEFAULT_ID) => "each other group".into(),
-            (OwnerKind::User, id) => format!("user {}", self.users.name(id)),
-            (OwnerKind::Group, id) => format!("group {}", self.groups.name(id)),
-        }
-    }
-}
-
 fn as_text(shown: &Shown, now: Time) -> String {
-    let names = Names::of(shown.rows.iter());
+    let names = users::of_owners(shown.rows.iter());
     if let (true, [row]) = (shown.changed, &shown.rows[..]) {
         let whose = format!("{} in {}", names.shown(&row.holder), volume(row));
         let full = match state(row) {

@@ -585,7 +585,7 @@ fn change_json(volume: VolumeId, NamedChange { change, path }: &NamedChange) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::troubles::world::world;
+    use weir_diagnose::troubles::world::world;
 
     #[test]
     fn a_relation_whose_home_refuses_everything_is_not_copying() {

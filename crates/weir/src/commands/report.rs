@@ -11,7 +11,7 @@ use crate::failure::{Doing, Failure, Outcome};
 use crate::observe;
 use crate::sizes::parse_size;
 use crate::table;
-use crate::users::Users;
+use crate::users;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -255,7 +255,7 @@ async fn collect(client: &Client, args: &Report) -> Outcome<Whole> {
     let file_system_bytes = client.statfs_at(top).await?.capacity_bytes;
     let online_only = args.online_only;
     let places = client.backups((volume != VolumeId(0)).then_some(volume)).await?;
-    let complaints = places.iter().filter_map(crate::commands::backup::complaint).collect();
+    let complaints = places.iter().filter_map(weir_diagnose::backups::complaint).collect();
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 
@@ -437,7 +437,7 @@ impl Whole {
         out += "\n";
         out += &table::render(&["FULLEST DIRECTORIES", "ENTRIES", "SIZE", "ALLOCATED"], &directories);
         let top = t.top_users();
-        let names = Users::of(top.iter().map(|(user, _)| *user));
+        let names = users::of(top.iter().map(|(user, _)| *user));
         let users: Vec<_> = top.iter().map(|(user, c)| line(names.name(*user), c)).collect();
         out += "\n";
         out += &table::render(&["USER", "ENTRIES", "SIZE", "ALLOCATED"], &users);

@@ -2,10 +2,10 @@
 use crate::commands::namespace_client::{Cluster, explain, named, own_cred};
 use crate::failure::{Failure, Outcome};
 use crate::table;
-use crate::times::when;
 use clap::Args;
 use serde_json::{Value, json};
 use weir_client::Client;
+use weir_diagnose::quantity::when;
 use weir_proto::ErrorKind;
 use weir_proto::snapshot::Snapshot;
 

@@ -14,7 +14,6 @@ mod stream;
 use crate::cli_watch::ConsoleArgs;
 use crate::commands::collect::Asker;
 use crate::commands::events::as_json;
-use crate::commands::troubles::Trouble;
 use crate::commands::which::coordinators;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::process::PidFile;
@@ -31,6 +30,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
+use weir_diagnose::troubles::Trouble;
 use weir_proto::Error;
 use weir_proto::event::{GetEvents, ReportEvents};
 

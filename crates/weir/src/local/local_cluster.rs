@@ -21,6 +21,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use weir_coord::etcd::StorePlace;
+pub use weir_diagnose::RoleName;
 use weir_env::Addr;
 use weir_fuse::Transport;
 use weir_proto::{ClusterId, Error, map::Scheme};
@@ -38,36 +39,6 @@ pub enum Kept {
     Tmpfs,
     /// DIR is a symbolic link into the machine's shared memory (without root).
     SharedMemory,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RoleName {
-    /// Not a role of Weir: a member of the etcd that keeps the cluster map.
-    Etcd,
-    Coord,
-    Meta,
-    Storage,
-    Mount,
-    Mover,
-    Console,
-}
-impl RoleName {
-    /// Whether other processes connect to it.
-    pub fn listens(self) -> bool {
-        !matches!(self, RoleName::Mount | RoleName::Mover | RoleName::Etcd | RoleName::Console)
-    }
-    pub fn command(self) -> &'static str {
-        match self {
-            RoleName::Etcd => "etcd",
-            RoleName::Coord => "coord",
-            RoleName::Meta => "meta",
-            RoleName::Storage => "storage",
-            RoleName::Mount => "mount",
-            RoleName::Mover => "mover",
-            RoleName::Console => "console",
-        }
-    }
 }
 
 /// One process of the cluster.

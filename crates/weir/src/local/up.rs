@@ -4,11 +4,10 @@
 use crate::cli_local::Up;
 use crate::config::Text;
 use crate::failure::{Doing, Failure, Outcome};
-use crate::local::etcd;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
-use crate::local::owned;
 use crate::local::process::PidFile;
-use crate::observe::{self, copies_lacking};
+use crate::local::{etcd, owned};
+use crate::observe;
 use crate::table;
 use launch::{Servers, start_all};
 use rustix::mount::MountFlags;
@@ -18,6 +17,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use weir_diagnose::Health;
+use weir_diagnose::health::copies_lacking;
 use weir_proto::copies::SetCopies;
 use weir_proto::home_rule::{HomeRule, is_same_place};
 use weir_proto::map::Scheme;
@@ -169,7 +170,7 @@ fn without_failed(local: &LocalCluster, servers: Servers) -> Outcome<Servers> {
 
 /// Does not wait for a process that has ended again, because it is not restarted meanwhile. `missing` targets
 /// did not start.
-fn wait_healthy(local: &LocalCluster, started: &[Started], missing: usize) -> Outcome<observe::Health> {
+fn wait_healthy(local: &LocalCluster, started: &[Started], missing: usize) -> Outcome<Health> {
     let all_live = || {
         let lives = |s: &&Started| PidFile::read(&local.pid_file(&s.process)).is_some_and(|pid| pid.alive());
         let Some(dead) = started.iter().find(|s| !lives(s)) else { return Ok(()) };

@@ -5,12 +5,12 @@
 //! asked.
 use crate::certificate::Caller;
 use crate::commands::collect::Asker;
-use crate::commands::troubles::{Trouble, troubles};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, RoleName};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_diagnose::troubles::{Trouble, troubles};
 use weir_env::{Addr, Env};
 use weir_node::CoordNode;
 use weir_proto::map::Role;

@@ -4,11 +4,8 @@
 //! missing facts are replaced by the reason; nothing of the cluster is changed.
 mod redact;
 
-use crate::cli_watch::By;
 use crate::cli_watch::SupportArgs;
 use crate::commands::collect::Asker;
-use crate::commands::troubles::Facts;
-use crate::commands::watch::{Names, lines_of, sorted, waits_json};
 use crate::commands::which::coordinators;
 use crate::commands::{events, status};
 use crate::console::api;
@@ -16,7 +13,6 @@ use crate::failure::{Doing, Outcome};
 use crate::local::local_cluster::LocalCluster;
 use crate::observe;
 use crate::table;
-use crate::users::Users;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use redact::Known;
@@ -30,6 +26,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 use weir_coord::Collected;
+use weir_diagnose::troubles::Facts;
+use weir_diagnose::waits::{self, sorted};
+use weir_diagnose::work::{By, Names, lines_of};
 use weir_proto::Error;
 use weir_proto::date::Date;
 use weir_proto::event::GetEvents;
@@ -153,7 +152,7 @@ async fn write(
     bundle.put_json("events.json", events.map(|log| events::as_json(&log)))?;
     let waits = waits.map(|collected| {
         let (seen, silent) = sorted(collected);
-        waits_json(&seen, &silent)
+        waits::as_json(&seen, &silent)
     });
     bundle.put_json("waits.json", waits)?;
     bundle.put_json("top.json", tops.map(|tops| tops_json(&tops, names)))?;
@@ -190,7 +189,7 @@ fn known(facts: &Facts, local: Option<&LocalCluster>) -> Known {
 }
 
 fn tops_json(tops: &[Collected<Top>], volumes: BTreeMap<u32, String>) -> Value {
-    let names = Names { volumes, users: Users::default() };
+    let names = Names { volumes, users: Default::default() };
     let of = |by: By, word: &str| (word.to_owned(), json!(lines_of(by, tops, &names)));
     let all = [
         (By::User, "user"),

@@ -2,14 +2,13 @@
 //! processes.
 mod evidence;
 mod iohist;
-mod reasons;
 mod top;
 mod waits;
 mod why;
 
 pub use iohist::iohist;
-pub use top::{Names, lines_of, top};
-pub use waits::{as_json as waits_json, sorted, waits};
+pub use top::top;
+pub use waits::waits;
 pub use why::why;
 
 use std::time::Duration;

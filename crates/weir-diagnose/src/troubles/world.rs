@@ -1,6 +1,6 @@
 //! A healthy cluster in the view of `weir status` and `weir why`, for tests that change one thing in it.
 use super::*;
-use crate::commands::mounts::Reach;
+use crate::machine::{Reach, RoleName};
 use serde_json::Value;
 use std::sync::Arc;
 use weir_proto::backup::BackupRetention;
@@ -155,7 +155,7 @@ pub fn world() -> World {
         conditions: vec![condition("mover-1", Role::Mover), condition("mount-1", Role::Mount)],
         holders: vec![],
         unanswered: vec![],
-        names: Names::default(),
+        names: OwnerNames::default(),
     })
 }
 

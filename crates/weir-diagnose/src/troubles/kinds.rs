@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_page_of_events_is_that_of_the_table() {
-        let kept = include_str!("../../../../../docs/events.md");
+        let kept = include_str!("../../../../docs/events.md");
         assert!(kept == page(), "write it anew: `weir events kinds > docs/events.md`");
     }
 

@@ -3,8 +3,8 @@
 //!
 //! A drained target still serves its data: it must never look like a lost one, whose disk may be thrown away.
 use super::{Facts, Found};
-use crate::observe::InUse;
-use crate::table;
+use crate::health::InUse;
+use crate::quantity;
 use std::collections::BTreeSet;
 use weir_proto::TargetId;
 use weir_proto::coord::{RebuildStatus, RebuildWaiting};
@@ -44,8 +44,10 @@ pub(super) fn is_unneeded(facts: &Facts, in_use: &InUse, target: &Target) -> boo
 
 pub(super) fn check(facts: &Facts, in_use: &InUse, found: &mut Found) {
     for RebuildWaiting { target, why, places } in &facts.leaving.waiting {
-        let (named, places) =
-            (facts.named(*target), table::count(u64::from(*places), ["placement group", "placement groups"]));
+        let (named, places) = (
+            facts.named(*target),
+            quantity::count(u64::from(*places), ["placement group", "placement groups"]),
+        );
         if facts.leaving.draining.contains(target) && !facts.leaving.lost.contains(target) {
             let text = format!("the drain of {named} waits in {places}: {why}; it still serves its data");
             let action = format!(

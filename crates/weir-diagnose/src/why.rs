@@ -4,12 +4,11 @@
 //! Causes that `weir status` knows are its troubles, ranked by their closeness to the cause in the table of
 //! kinds; a new one is a trouble first. Here waits, silent processes, locks and hogs are added. Each sentence
 //! has its number; each cause has a remedy.
-use super::evidence::{Evidence, Silent};
-use super::top::{Names, TopLine, lines_of};
-use super::waits::{Seen, object, time};
-use crate::cli_watch::By;
-use crate::commands::troubles::{Trouble, kind, owners};
-use crate::table;
+use crate::evidence::{Evidence, Silent};
+use crate::quantity::{self, time};
+use crate::troubles::{Trouble, kind, owners};
+use crate::waits::{Seen, object};
+use crate::work::{By, Names, TopLine, lines_of};
 use std::collections::BTreeMap;
 use weir_coord::Collected;
 use weir_proto::condition::Severity;
@@ -142,7 +141,7 @@ fn concerns_file(evidence: &Evidence, trouble: &Trouble) -> bool {
 fn recall_of(evidence: &Evidence, trouble: &Trouble) -> String {
     let offline = evidence.file.as_ref().map_or(0, |file| file.offline);
     match kind(&trouble.code).is_some_and(|kind| kind.part == "homes") && offline > 0 {
-        true => format!("; {} of this file exist only there", table::bytes(offline)),
+        true => format!("; {} of this file exist only there", quantity::bytes(offline)),
         false => String::new(),
     }
 }
@@ -169,7 +168,7 @@ fn hog(evidence: &Evidence, found: &mut Vec<Finding>) {
             100.0 * share,
             first.client,
             first.requests_per_s,
-            table::bytes(first.bytes_per_s as u64),
+            quantity::bytes(first.bytes_per_s as u64),
             first.kind
         );
         found.push(finding(25, text, action));
@@ -191,7 +190,7 @@ fn hog(evidence: &Evidence, found: &mut Vec<Finding>) {
             first.name,
             100.0 * share,
             first.requests_per_s,
-            table::bytes(first.bytes_per_s as u64),
+            quantity::bytes(first.bytes_per_s as u64),
             first.kind
         );
         found.push(finding(25, text, action));
@@ -253,7 +252,7 @@ fn waits(evidence: &Evidence, threads: &[u32], found: &mut Vec<Finding>) {
 fn waits_of_mount(evidence: &Evidence, found: &mut Vec<Finding>) {
     let Some(file) = evidence.file.as_ref().filter(|_| evidence.is_partial) else { return };
     for (what, ms, calls) in &file.mount_waits {
-        let calls = table::count(*calls, ["call waits", "calls wait"]);
+        let calls = quantity::count(*calls, ["call waits", "calls wait"]);
         let text = format!("at the mount of this file {calls} for {what}, no answer for {}", time(ms * 1000));
         found.push(finding(depth_of("servers"), text, "wait, or ask an administrator to see to it"));
     }
@@ -352,11 +351,11 @@ fn locks(evidence: &Evidence, found: &mut Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::mounts::Reach;
-    use crate::commands::troubles::troubles;
-    use crate::commands::troubles::world::{HOME, World, owners as world_owners, world};
-    use crate::commands::watch::evidence::FileFacts;
-    use crate::users::Users;
+    use crate::evidence::FileFacts;
+    use crate::machine::Reach;
+    use crate::names::Users;
+    use crate::troubles::troubles;
+    use crate::troubles::world::{HOME, World, owners as world_owners, world};
     use weir_proto::TargetId;
     use weir_proto::map::{MemberState, TargetState};
     use weir_proto::watch::{TopRow, WaitSeen};

@@ -2,10 +2,10 @@
 //! their machines can do. Troubles that only follow from it are omitted while it lasts.
 //!
 //! Data is never unavailable because of load: this is a warning. Knows nothing of the collection of facts.
-use super::{Facts, Found, lasting};
-use crate::cli_watch::By;
-use crate::commands::watch::{Names, lines_of};
-use crate::users::Users;
+use super::{Facts, Found};
+use crate::names::Users;
+use crate::quantity::lasting;
+use crate::work::{By, Names, lines_of};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use weir_coord::Collected;
@@ -44,9 +44,8 @@ pub struct Busiest {
 }
 
 /// By the requests of the last seconds; `None`: there were none.
-pub fn busiest(tops: &[Collected<Top>]) -> Option<Busiest> {
-    let rows = tops.iter().filter_map(|t| t.reply.as_ref().ok()).flat_map(|top| &top.rows);
-    let names = Names { volumes: BTreeMap::new(), users: Users::of(rows.map(|row| row.uid)) };
+pub fn busiest(tops: &[Collected<Top>], users: Users) -> Option<Busiest> {
+    let names = Names { volumes: BTreeMap::new(), users };
     let most = |by| {
         let lines = lines_of(by, tops, &names);
         lines.into_iter().max_by(|a, b| a.requests_per_s.total_cmp(&b.requests_per_s)).map(|line| line.name)
@@ -274,9 +273,9 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::mounts::Reach;
-    use crate::commands::troubles::world::{World, world};
-    use crate::commands::troubles::{Severity, Trouble, exit_code, worst};
+    use crate::machine::Reach;
+    use crate::troubles::world::{World, world};
+    use crate::troubles::{Severity, Trouble, exit_code, worst};
     use weir_proto::coord::{ClientWaiting, Wait};
     use weir_proto::life::Life;
     use weir_proto::watch::TopRow;
@@ -442,10 +441,10 @@ mod tests {
         let uid = 4_294_967_290;
         let tops =
             [top("m1", vec![row(uid, "fstest", 900, 1)]), top("m2", vec![row(uid - 1, "cp", 3, 1 << 40)])];
-        let found = busiest(&tops).unwrap();
+        let found = busiest(&tops, Users::default()).unwrap();
         assert_eq!((found.mount.as_str(), found.program.as_str()), ("m1", "fstest"));
-        assert_eq!(found.user, Users::of([uid]).name(uid));
-        assert_eq!(busiest(&[]), None);
+        assert_eq!(found.user, uid.to_string());
+        assert_eq!(busiest(&[], Users::default()), None);
         assert_eq!(names(&[1, 2, 3, 5, 6, 9].map(TargetId)), "t1 to t3, t5, t6, t9");
         assert_eq!(
             (grouped(999), grouped(1_236), grouped(1_000_000)),

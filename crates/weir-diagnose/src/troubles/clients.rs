@@ -1,8 +1,7 @@
 //! Troubles of mounts, movers and other clients: those that wait, hang, are silent, dead, or have lost data.
-use super::{Facts, Found, REMOVED, lasting};
-use crate::commands::mounts::Reach;
-use crate::local::local_cluster::RoleName;
-use crate::table;
+use super::{Facts, Found, REMOVED};
+use crate::machine::{Reach, RoleName};
+use crate::quantity::{self, lasting};
 use std::collections::BTreeMap;
 use std::path::Path;
 use weir_proto::condition::{NodeCondition, NodeTrouble, REPORT_EVERY_MS, Severity};
@@ -36,7 +35,10 @@ fn waits(facts: &Facts, found: &mut Found) {
         let [(first, _), others @ ..] = all.as_slice() else { continue };
         let (about, who) = match others.len() {
             0 => (*first, (*first).to_owned()),
-            n => (what, format!("{first} and {}", table::count(n as u64, ["other client", "other clients"]))),
+            n => (
+                what,
+                format!("{first} and {}", quantity::count(n as u64, ["other client", "other clients"])),
+            ),
         };
         let text = format!("{who}: {calls} for {what}, no answer for {seconds} s");
         found.degraded(("client-waits", about), text, "");
@@ -126,7 +128,7 @@ fn condition(facts: &Facts, node: &NodeCondition, found: &mut Found) {
     let silent = lasting(node.last_contact_ms / 1000);
     let unwritten = match condition.unwritten_bytes {
         0 => String::new(),
-        n => format!("; programs had written {} there that no target has", table::bytes(n)),
+        n => format!("; programs had written {} there that no target has", quantity::bytes(n)),
     };
     let text =
         format!("{what} {name} has reported nothing for {silent}: its process died, or hangs{unwritten}");

@@ -1,5 +1,4 @@
-//! The troubles of a cluster for an operator, the worst first: a pure function of the facts that `collect.rs`
-//! collects.
+//! The troubles of a cluster for an operator, the worst first: a pure function of the collected facts.
 //!
 //! A new trouble is one call in a function of the files below (its fact in `Facts`, if that is new), a row of
 //! `kinds.rs` and one in the test's table. It has a code that does not change, one sentence that names the
@@ -15,16 +14,14 @@ pub mod overload;
 pub mod owners;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
+#[doc(hidden)]
 pub mod world;
 
 pub use kinds::{kind, page as kinds_page};
 
-use crate::commands::mounts::MountState;
-use crate::commands::quota::Names;
-use crate::local::local_cluster::RoleName;
-use crate::observe::InUse;
-use crate::reporting::REFUSES;
+use crate::health::InUse;
+use crate::machine::{MountState, ProcessState};
+use crate::names::OwnerNames;
 use leaving::Leaving;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
@@ -33,7 +30,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use weir_proto::TargetId;
 use weir_proto::backup::Backup;
-use weir_proto::condition::{NodeCondition, NodeTrouble, Severity};
+use weir_proto::condition::{NodeCondition, NodeTrouble, REFUSES, Severity};
 use weir_proto::coord::{AuditState, ClientsWaiting, Clocks, ClusterStatus};
 use weir_proto::enrol::Holder;
 use weir_proto::event::Mute;
@@ -148,7 +145,7 @@ pub struct Facts {
     pub namespaces: Vec<NamespaceFacts>,
     pub homes: HomesHere,
     /// Names of the users and groups near their limits.
-    pub names: Names,
+    pub names: OwnerNames,
 }
 
 /// Directories that are homes or places for backups, if all movers are on this machine: their URLs.
@@ -157,15 +154,6 @@ pub struct HomesHere {
     pub missing: BTreeSet<String>,
     /// Their file system does not answer.
     pub silent: BTreeSet<String>,
-}
-
-pub struct ProcessState {
-    pub name: String,
-    pub role: RoleName,
-    pub lives: bool,
-    /// The kernel killed it for want of memory.
-    pub out_of_memory: bool,
-    pub log: PathBuf,
 }
 
 /// The reports of a namespace's metadata server; an error: it did not answer.
@@ -320,14 +308,4 @@ fn nearly_full(used: u64, limit: u64) -> Option<u64> {
     let percent = u128::from(used) * 100 / u128::from(limit.max(1));
     let percent = u64::try_from(percent).unwrap_or(u64::MAX);
     (limit > 0 && percent >= NEARLY_FULL_PERCENT).then_some(percent)
-}
-
-/// `90 s`, `12 min`, `5 h`, `3 d`.
-pub fn lasting(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
 }

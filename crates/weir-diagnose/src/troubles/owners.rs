@@ -1,7 +1,7 @@
 //! Users and groups near their limits, in words. A limit of a user that takes effect is as planned, so it is
 //! a note: the cluster is healthy, and `weir why` names it for that user's files.
-use crate::commands::quota::Names;
-use crate::table;
+use crate::names::OwnerNames;
+use crate::quantity;
 use weir_proto::meta::Time;
 use weir_proto::quota::{ALL_VOLUMES, OwnerKind, OwnerUsage};
 use weir_proto::volume::Quota;
@@ -9,7 +9,7 @@ use weir_proto::volume::Quota;
 pub const CODE: &str = "owner-full";
 
 /// `user ada in work`
-pub fn about(row: &OwnerUsage, names: &Names) -> String {
+pub fn about(row: &OwnerUsage, names: &OwnerNames) -> String {
     format!("{} in {}", names.shown(&row.holder), place(row))
 }
 
@@ -18,7 +18,7 @@ fn place(row: &OwnerUsage) -> &str {
 }
 
 /// The fullest of its limits, and a remedy; none: no limit applies any more.
-pub fn sentence(row: &OwnerUsage, names: &Names, now_s: i64) -> Option<(String, String)> {
+pub fn sentence(row: &OwnerUsage, names: &OwnerNames, now_s: i64) -> Option<(String, String)> {
     let quota = row.quota?;
     let soft_at = |since: Option<Time>| {
         since.is_some_and(|t| now_s >= t.nanos / 1_000_000_000 + i64::from(quota.grace_s))
@@ -30,7 +30,7 @@ pub fn sentence(row: &OwnerUsage, names: &Names, now_s: i64) -> Option<(String, 
     let use_of_it = match (bytes, inodes) {
         (Some(bytes), Some(inodes)) if inodes.percent() > bytes.percent() => inodes.said(&files),
         (None, Some(inodes)) => inodes.said(&files),
-        (Some(bytes), _) => bytes.said(&table::bytes),
+        (Some(bytes), _) => bytes.said(&quantity::bytes),
         (None, None) => return None,
     };
     let who = names.shown(&row.holder);
@@ -110,12 +110,12 @@ mod tests {
             ),
             (row(600, 1, soft, Some(40)), "is above the soft limit, whose grace has ended (600 B of 500 B)"),
         ] {
-            let (said, action) = sentence(&row, &Names::default(), 100).unwrap();
+            let (said, action) = sentence(&row, &OwnerNames::default(), 100).unwrap();
             assert!(said.starts_with("user 4294967290 ") && said.contains(text), "{said}");
             assert!(action.ends_with("`weir volume quota work --user 4294967290`"), "{action}");
         }
         assert!(
-            sentence(&row(600, 1, soft, Some(41)), &Names::default(), 100).is_none(),
+            sentence(&row(600, 1, soft, Some(41)), &OwnerNames::default(), 100).is_none(),
             "still in its grace"
         );
     }

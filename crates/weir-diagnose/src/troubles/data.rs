@@ -1,9 +1,9 @@
 //! Troubles of the cluster's data and its homes: volumes, homes, movers, backups, exports, and jobs of the
 //! metadata server.
-use super::{Facts, Found, Known, ProcessState, lasting, nearly_full, owners};
-use crate::commands::backup;
-use crate::local::local_cluster::RoleName;
-use crate::table;
+use super::{Facts, Found, Known, nearly_full, owners};
+use crate::backups;
+use crate::machine::{ProcessState, RoleName};
+use crate::quantity::{self, lasting};
 use weir_proto::condition::{NodeTrouble, STARTS, Severity};
 use weir_proto::export::ExportState;
 use weir_proto::map::Group;
@@ -106,7 +106,7 @@ fn silence<'a>(facts: &'a Facts, url: &str) -> Option<&'a str> {
 /// One that lags far and receives data has much to copy; one that receives none has stopped.
 fn lags(relation: &RelationInfo, found: &mut Found) {
     let (id, volume) = (relation.id, &relation.volume_name);
-    let (lag, backlog) = (lasting(relation.lag_ms / 1000), table::bytes(relation.backlog_bytes));
+    let (lag, backlog) = (lasting(relation.lag_ms / 1000), quantity::bytes(relation.backlog_bytes));
     let limit = match relation.limited_by.as_str() {
         "" => String::new(),
         by => format!(", limited by {by}"),
@@ -115,7 +115,7 @@ fn lags(relation: &RelationInfo, found: &mut Found) {
     match relation.rate {
         0 => found.warning(("home-lags", &id), text, format!("nothing is copied: `weir relation show {id}`")),
         rate => {
-            let action = format!("it gets {}/s: nothing to do if that is as planned", table::bytes(rate));
+            let action = format!("it gets {}/s: nothing to do if that is as planned", quantity::bytes(rate));
             found.note(("home-lags", &id), text, action);
         }
     }
@@ -175,7 +175,7 @@ fn volumes(facts: &Facts, found: &mut Found) {
             since: volume.inodes_over_since,
         };
         let name = &volume.name;
-        let said = [bytes.said(&table::bytes), inodes.said(&|n| format!("{n} files and directories"))];
+        let said = [bytes.said(&quantity::bytes), inodes.said(&|n| format!("{n} files and directories"))];
         for said in said.into_iter().flatten() {
             let action = format!("delete files there, or raise the limit with `weir volume quota {name}`");
             found.warning(("volume-full", name), format!("volume {name} is {said}"), action);
@@ -268,7 +268,7 @@ fn backups(facts: &Facts, found: &mut Found) {
         if facts.homes.missing.contains(url) && backup.every_s > 0 {
             let text = format!("backups of volume {volume} cannot be made: there is no directory {url}");
             found.warning(("backup-place-missing", volume), text, "make or mount it");
-        } else if let Some(complaint) = backup::complaint(backup) {
+        } else if let Some(complaint) = backups::complaint(backup) {
             let action = format!("`weir volume show {volume}` has its backups");
             found.warning(("backup-bad", volume), complaint, action);
         }

@@ -1,12 +1,11 @@
 //! Troubles of the cluster itself: namespaces and their copies, placement groups, nodes, targets, links,
 //! clocks, audit logs, versions, and certificates.
-use super::{Facts, Found, NamespaceFacts, REMOVED, lasting, leaving, nearly_full, overload};
-use crate::observe::{InUse, copies_trouble, is_led};
-use crate::reporting::METADATA_FULL;
-use crate::table;
+use super::{Facts, Found, NamespaceFacts, REMOVED, leaving, nearly_full, overload};
+use crate::health::{InUse, copies_trouble, is_led};
+use crate::quantity::{self, lasting};
 use std::collections::{BTreeMap, BTreeSet};
 use weir_coord::decide::file_space;
-use weir_proto::condition::{NodeCondition, NodeDisk, STARTS};
+use weir_proto::condition::{METADATA_FULL, NodeCondition, NodeDisk, STARTS};
 use weir_proto::coord::{AuditState, CutLink, TargetReport};
 use weir_proto::enrol::Holder;
 use weir_proto::map::{Group, Member, MemberState, Role, Target, TargetState};
@@ -257,7 +256,7 @@ fn of_report(facts: &Facts, report: &TargetReport, found: &mut Found) {
     // Its node has reported the cause.
     let refuses = facts.refusing().any(|about| about == id.to_string());
     if let Some(percent) = nearly_full(report.used, report.capacity).filter(|_| !refuses) {
-        let free = table::bytes(report.capacity.saturating_sub(report.used));
+        let free = quantity::bytes(report.capacity.saturating_sub(report.used));
         let text = format!("{named} is {percent} % full ({free} free), writes fail when it is full");
         found.warning(("target-full", &id), text, "delete files, or add targets");
     }
@@ -356,7 +355,7 @@ fn disks(facts: &Facts, found: &mut Found) {
         let text = format!(
             "the disk of {} is {percent} % full ({} free, directory {}): its work stops when it is full",
             nodes.join(", "),
-            table::bytes(disk.free),
+            quantity::bytes(disk.free),
             disk.dir
         );
         found.warning(

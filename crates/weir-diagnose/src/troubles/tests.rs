@@ -1,11 +1,10 @@
 //! One table of troubles: a change of a healthy cluster, and the expected report.
 use super::world::{HOME, NOW_S, World, condition, owners, world};
 use super::*;
-use crate::commands::mounts::Reach;
-use crate::reporting::METADATA_FULL;
+use crate::machine::{Reach, RoleName};
 use serde_json::json;
 use weir_proto::backup::{BackupEnd, BackupOutcome};
-use weir_proto::condition::{NodeDisk, STARTS};
+use weir_proto::condition::{METADATA_FULL, NodeDisk, STARTS};
 use weir_proto::coord::{ClientWaiting, CutLink, RebuildStatus, RebuildWaiting, Wait};
 use weir_proto::export::ExportMade;
 use weir_proto::map::{Member, MemberState, Role, Scheme, TargetState};
