@@ -5,10 +5,11 @@ pub use crate::cli_nodes::*;
 pub use crate::cli_roles::*;
 pub use crate::cli_targets::*;
 pub use crate::cli_watch::*;
-pub use crate::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
+pub use weir_admin::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
+pub use weir_admin::local::args::{Down, Unmount, Up};
 use weir_proto::network::Network;
 
 #[derive(Parser)]
@@ -342,7 +343,7 @@ pub struct CheckAccess {
     #[arg(long, value_name = "ADDRESS")]
     pub from: Option<IpAddr>,
     #[command(flatten)]
-    pub at: crate::commands::namespace_client::Cluster,
+    pub at: weir_admin::namespace_client::Cluster,
 }
 
 #[derive(Subcommand)]
@@ -414,19 +415,6 @@ pub struct Inspect {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Args)]
-pub struct Unmount {
-    /// The mount point
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub path: PathBuf,
-    /// Detach now, even with open files
-    #[arg(long)]
-    pub lazy: bool,
-    /// Remove it from the cluster in this directory, too: `weir up` does not mount it again
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub forget: Option<PathBuf>,
 }
 
 /// Options of `weir mount` that have a value: mount(8) may name them, too.

@@ -1,8 +1,8 @@
 //! Arguments of `weir namespace`.
-use crate::cluster_args::{DIR_VARIABLE, Status};
-use crate::times::parse_seconds;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
+use weir_admin::cluster_args::{DIR_VARIABLE, Status};
+use weir_admin::times::parse_seconds;
 
 #[derive(Subcommand)]
 pub enum NamespaceCommand {

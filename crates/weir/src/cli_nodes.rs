@@ -1,7 +1,7 @@
 //! The arguments of commands about nodes and their certificates.
-use crate::cluster_args::Status;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
+use weir_admin::cluster_args::Status;
 use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
 use weir_proto::map::Scheme;

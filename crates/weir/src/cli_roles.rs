@@ -1,8 +1,8 @@
 //! The command line of roles in the foreground: coordinator, metadata, storage, mover and mount.
-use crate::cluster_args::DIR_VARIABLE;
-use crate::config::{LogFormat, Patience};
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
+use weir_admin::cluster_args::DIR_VARIABLE;
+use weir_admin::config::{LogFormat, Patience};
 use weir_coord::etcd::StorePlace;
 use weir_env::Addr;
 use weir_fuse::Transport;

@@ -1,9 +1,9 @@
 //! Arguments of `weir target` and `weir rebuild`.
-use crate::cluster_args::Status;
-use crate::sizes::parse_size;
-use crate::times::parse_seconds;
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
+use weir_admin::cluster_args::Status;
+use weir_admin::sizes::parse_size;
+use weir_admin::times::parse_seconds;
 
 const CLEAR: &str = "Return a failed target to service\n\n\
 A target whose disk failed stays out of service, also after a restart, because its data may be wrong. Stop its \

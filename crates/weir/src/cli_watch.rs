@@ -1,7 +1,7 @@
 //! The arguments of commands that show the present activity of a cluster.
-use crate::cluster_args::Status;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueHint};
+use weir_admin::cluster_args::Status;
 use weir_diagnose::work::By;
 
 #[derive(Args)]
@@ -46,7 +46,7 @@ pub struct EventsArgs {
     #[command(subcommand)]
     pub command: Option<EventsCommand>,
     /// Only those that lasted within this time, like 2h or 7d
-    #[arg(long, value_name = "TIME", value_parser = crate::times::parse_seconds)]
+    #[arg(long, value_name = "TIME", value_parser = weir_admin::times::parse_seconds)]
     pub since: Option<u32>,
     /// Then print events as they begin and end, until interrupted
     #[arg(long)]
@@ -64,7 +64,7 @@ pub enum EventsCommand {
     /// Let `weir status` list troubles of a code in one line, without effect on its exit status
     Mute {
         /// For how long, like 2h or 7d
-        #[arg(long, value_name = "TIME", value_parser = crate::times::parse_seconds)]
+        #[arg(long, value_name = "TIME", value_parser = weir_admin::times::parse_seconds)]
         until: u32,
         #[command(flatten)]
         event: EventNamed,

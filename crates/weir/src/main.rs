@@ -9,7 +9,6 @@
 )]
 
 mod bench;
-mod certificate;
 mod cli;
 mod cli_file;
 mod cli_local;
@@ -18,37 +17,26 @@ mod cli_nodes;
 mod cli_roles;
 mod cli_targets;
 mod cli_watch;
-mod cluster_args;
 mod commands;
 mod completion;
-mod config;
 mod console;
-mod failure;
 mod helper;
-mod homes;
-mod local;
 mod log;
 mod machine;
 mod manual;
 mod notify;
-mod observe;
 mod package;
-mod progress;
 mod reporting;
 mod rights;
 mod roles;
-mod s3_keys;
-mod sizes;
 mod subtree;
 mod support;
-mod table;
-mod times;
 mod unit;
-mod users;
 
 use clap::Parser;
-use failure::{Failure, Outcome};
 use std::process::ExitCode;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::local::{forget, up};
 use weir_proto::{Error, ErrorKind};
 
 #[global_allocator]
@@ -80,7 +68,7 @@ fn main() -> ExitCode {
         log_file: log_file(),
         frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
-        s3_keys: s3_keys::of_environment(|name| std::env::var(name).ok()),
+        s3_keys: weir_admin::s3_keys::of_environment(|name| std::env::var(name).ok()),
         journal: std::env::var("JOURNAL_STREAM").ok(),
         notify: notify::Variables {
             socket: std::env::var_os("NOTIFY_SOCKET"),
@@ -89,7 +77,7 @@ fn main() -> ExitCode {
         },
     };
     let says = if is_json { Says::Json } else { Says::Text(environment.journal.as_deref()) };
-    if let Some(Err(failure)) = cli.certificate.as_deref().map(certificate::use_file) {
+    if let Some(Err(failure)) = cli.certificate.as_deref().map(weir_admin::certificate::use_file) {
         return ended(Err(failure), says);
     }
     ended(run(cli.command, &environment), says)
@@ -108,7 +96,7 @@ fn wrong_clock_of_a_test() -> Outcome<()> {
 fn log_file() -> Option<log::LogFile> {
     let path = std::env::var_os("WEIR_LOG_FILE")?.into();
     let limit = std::env::var("WEIR_LOG_BYTES").ok().and_then(|bytes| bytes.parse().ok());
-    Some(log::LogFile { path, bytes_max: limit.unwrap_or(log::rotation::FILE_BYTES_MAX) })
+    Some(log::LogFile { path, bytes_max: limit.unwrap_or(weir_admin::rotation::FILE_BYTES_MAX) })
 }
 
 /// Of several words that may have been meant the likeliest comes first.
@@ -118,7 +106,7 @@ fn likeliest_first(mut e: clap::Error) -> clap::Error {
     let word = word.clone();
     let Some(ContextValue::Strings(words)) = e.get(ContextKind::SuggestedSubcommand) else { return e };
     let mut words = words.clone();
-    failure::nearest_first(&word, &mut words);
+    weir_admin::failure::nearest_first(&word, &mut words);
     e.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(words));
     e
 }
@@ -183,8 +171,8 @@ fn volume(command: &commands::volume::VolumeCommand) -> Outcome<()> {
 fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
     use cli::{Command, ConfigCommand, FileCommand, TargetCommand, UpgradeCommand};
     let done = match command {
-        Command::Up(args) => local::up::up(&args),
-        Command::Down(args) => commands::unsaved::wait(&args).and_then(|()| local::up::down(&args)),
+        Command::Up(args) => up::up(&args),
+        Command::Down(args) => commands::unsaved::wait(&args).and_then(|()| up::down(&args)),
         Command::Status(args) => return commands::status::status(&args),
         Command::Console(args) => console::console(&args),
         Command::Top(args) => commands::watch::top(&args),
@@ -232,13 +220,13 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Bench(bench) => return bench::run(bench, environment),
         Command::Demo(args) => return bench::demo::demo(&args, environment),
         Command::Mount(args) => roles::mount(&args, environment),
-        Command::Unmount(args) => local::forget::unmount(&args),
+        Command::Unmount(args) => forget::unmount(&args),
         Command::Coord(args) => roles::coord(&args, environment),
         Command::Meta(args) => roles::meta(&args, environment),
         Command::Storage(args) => roles::storage(&args, environment),
         Command::Mover(args) => roles::mover(&args, environment),
         Command::Config(ConfigCommand::Reference) => {
-            print!("{}", config::reference());
+            print!("{}", weir_admin::config::reference());
             Ok(())
         }
         Command::Config(ConfigCommand::Check { file }) => roles::check_file(&file),

@@ -1,10 +1,10 @@
 //! A role's reports on itself to the coordinator, every few seconds, for `weir status`.
 //!
 //! Nothing depends on them: an unreachable coordinator, or one of an earlier release, gets none.
-use crate::table;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use weir_admin::table;
 use weir_client::Client;
 use weir_coord::Cluster;
 use weir_coord::etcd::Etcd;

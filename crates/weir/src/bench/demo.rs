@@ -7,15 +7,8 @@
 mod home;
 
 use crate::bench::spinner;
-use crate::cli_local::{Demo, Up};
-use crate::commands::file;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster::{LocalCluster, RoleName};
-use crate::local::process::PidFile;
-use crate::local::up;
-use crate::observe;
+use crate::cli_local::Demo;
 use crate::roles::Environment;
-use crate::table;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -26,6 +19,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::args::Up;
+use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_admin::local::process::PidFile;
+use weir_admin::local::up;
+use weir_admin::{attribute, observe, table};
 use weir_diagnose::Health;
 use weir_load::{Report, detector};
 use weir_proto::Error;
@@ -50,7 +49,7 @@ impl Stage {
     /// `dir`, or a new one called after `name`; with a mount point, and otherwise empty.
     pub fn prepare(dir: Option<&Path>, name: &str) -> Outcome<Stage> {
         let root = match dir {
-            Some(dir) => crate::local::local_cluster::absolute(dir)?,
+            Some(dir) => weir_admin::local::local_cluster::absolute(dir)?,
             None => std::env::temp_dir().join(format!("{name}-{}", std::process::id())),
         };
         let made_root = !root.exists();
@@ -170,7 +169,7 @@ fn cluster_wish(args: &Demo, stage: &Stage) -> Up {
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
+        scheme: Some(weir_admin::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         mount_over_files: false,
         patience: None,
@@ -239,7 +238,7 @@ fn play(args: &Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<E
     ));
     let (report, kill) = run(args, options, &local, quiet)?;
     let status = ask(&local)?;
-    let client = file::ask(&stage.mount, file::CLIENT)?;
+    let client = attribute::ask(&stage.mount, attribute::CLIENT)?;
     if !quiet {
         print!("\n{}", as_text(&report, &kill, &status, &client));
     }

@@ -9,14 +9,6 @@ mod wire;
 
 use crate::bench::demo::Stage;
 use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site};
-use crate::cli_local::Up;
-use crate::commands::namespace_client::connect;
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::{LocalCluster, RoleName};
-use crate::local::process::PidFile;
-use crate::local::up;
-use crate::observe;
-use crate::sizes::parse_size;
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -25,6 +17,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::args::Up;
+use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_admin::local::process::PidFile;
+use weir_admin::local::up;
+use weir_admin::namespace_client::connect;
+use weir_admin::observe;
+use weir_admin::sizes::parse_size;
 use weir_load::{Better, Report, Row, Spread};
 use weir_proto::MIB;
 
@@ -122,7 +122,7 @@ struct Bench<'a> {
 pub fn run(options: &Options) -> Outcome<ExitCode> {
     if options.what.contains(&What::Grid) && options.what.len() > 1 {
         let error = weir_proto::Error::invalid("`grid` is measured alone");
-        return Err(crate::failure::Failure::new(error, "name it in a command of its own"));
+        return Err(weir_admin::failure::Failure::new(error, "name it in a command of its own"));
     }
     let stage = Stage::prepare(options.dir.as_deref(), "weir-bench-home")?;
     let stage = crate::bench::demo::end_on_signal(stage);
@@ -147,7 +147,7 @@ fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
         allow_home: Vec::new(),
         dir: stage.cluster_dir(),
         targets: Some(6),
-        scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
+        scheme: Some(weir_admin::local::local_cluster::SCHEME_DEFAULT),
         mount: vec![stage.mount.clone()],
         mount_over_files: false,
         patience: None,
@@ -356,7 +356,7 @@ impl Bench<'_> {
                 Ok(client.shutdown().await?)
             })?;
             let all_there = || relation_load::at_home(&site, &plan, &seen) == seen.bytes(&plan);
-            crate::local::process::wait_until(PATIENCE, all_there);
+            weir_admin::local::process::wait_until(PATIENCE, all_there);
             Ok(begun.elapsed())
         })?;
         let (after, ()) = write_other_volume(&other_volume, "after", quiet)?;
@@ -406,7 +406,7 @@ impl Bench<'_> {
         let grown = resident_bytes(&self.mover()?);
         server.signal(Signal::CONT)?;
         let woken = Instant::now();
-        seen.complete = crate::local::process::wait_until(PATIENCE, || {
+        seen.complete = weir_admin::local::process::wait_until(PATIENCE, || {
             relation_load::at_home(&hung, &plan, &seen) == seen.bytes(&plan)
         });
         let caught_up = woken.elapsed().as_secs_f64();

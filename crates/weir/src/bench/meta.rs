@@ -1,8 +1,4 @@
 //! The metadata role measured alone: one session, as many requests in flight as it has slots.
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::LocalCluster;
-use crate::local::process::own_process;
-use crate::observe;
 use bytes::Bytes;
 use clap::{Args, ValueHint};
 use serde_json::json;
@@ -10,6 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::local::process::own_process;
+use weir_admin::observe;
 use weir_env::{Addr, Env};
 use weir_proto::meta::{
     Create, Cred, GetAttr, KeepAlive, Mkdir, Op, SLOTS, SessionClose, SessionOpen, SessionOpened, Unlink,
@@ -76,7 +76,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
         }
         alive.abort();
         channel.call(&SessionClose { session }, Vec::new(), PATIENCE).await?;
-        Ok::<_, crate::failure::Failure>(rates)
+        Ok::<_, weir_admin::failure::Failure>(rates)
     })?;
     bar.finish_and_clear();
     print(options, &rates);
@@ -121,7 +121,7 @@ fn print(options: &Options, rates: &[Rates]) {
             .concat()
         })
         .collect();
-    print!("{}", crate::table::render(&["", "median 1/s", "min", "max"], &rows));
+    print!("{}", weir_admin::table::render(&["", "median 1/s", "min", "max"], &rows));
 }
 
 async fn keep_alive(env: Env, channel: Channel, session: SessionId) {

@@ -6,9 +6,6 @@ pub mod meta;
 pub mod relation_load;
 pub mod requests;
 
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::{LocalCluster, RoleName};
-use crate::local::process::PidFile;
 use crate::roles::Environment;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,6 +15,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_admin::local::process::PidFile;
 use weir_load::{
     Common, CpuRole, Report, Watched, compare, detector, fsync, mdtest, shared, smallfile, stream,
 };
@@ -192,7 +192,7 @@ fn stop_on_signal() -> Arc<compare::Stop> {
 /// may hang.
 fn on_signal(made: &'static str, first: impl Fn() + Send + 'static) {
     std::thread::spawn(move || {
-        let waited = crate::observe::block_on(async {
+        let waited = weir_admin::observe::block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
             let mut int = signal(SignalKind::interrupt()).doing("listen for SIGINT")?;
             let mut term = signal(SignalKind::terminate()).doing("listen for SIGTERM")?;
@@ -220,7 +220,7 @@ fn on_signal(made: &'static str, first: impl Fn() + Send + 'static) {
 /// The processes of a cluster that run on this machine.
 pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
     let local = LocalCluster::open(dir)?;
-    let watched = |p: &crate::local::local_cluster::Process| {
+    let watched = |p: &weir_admin::local::local_cluster::Process| {
         let running = PidFile::read(&local.pid_file(p)).filter(PidFile::alive)?;
         let role = match p.role {
             RoleName::Mount | RoleName::Mover | RoleName::Console => CpuRole::Client,

@@ -4,12 +4,6 @@
 //!
 //! Every block contains its identity and place, so data read back, here or at home, can be verified. Knows
 //! nothing of how Weir ships data home; it only queries levels and states.
-use crate::cli_local::Up;
-use crate::commands::namespace_client::own_cred;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster::{LocalCluster, RoleName};
-use crate::local::process::{PidFile, wait_until};
-use crate::local::up;
 use bytes::Bytes;
 use rustix::process::Signal;
 use std::collections::VecDeque;
@@ -19,6 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::args::Up;
+use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_admin::local::process::{PidFile, wait_until};
+use weir_admin::local::up;
+use weir_admin::namespace_client::own_cred;
 use weir_client::{Client, NewRelation, NewVolume};
 use weir_proto::volume::{Policy, Quota, Volume};
 use weir_proto::{Error, VolumeId};

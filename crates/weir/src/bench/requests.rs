@@ -6,13 +6,6 @@
 //! after the program's call (the release of a file) is awaited, and counted with the operation.
 use crate::bench::demo::{self, Stage};
 use crate::bench::{processes_of, spinner};
-use crate::cli_local::Up;
-use crate::commands::file;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster;
-use crate::local::process::wait_until;
-use crate::local::up;
-use crate::table;
 use clap::{Args, ValueHint};
 use rustix::fs::{Advice, CWD, Mode, OFlags};
 use serde_json::{Value, json};
@@ -23,6 +16,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::args::Up;
+use weir_admin::local::process::wait_until;
+use weir_admin::local::{local_cluster, up};
+use weir_admin::{attribute, table};
 use weir_load::{CpuRole, Watched};
 use weir_proto::Error;
 
@@ -174,7 +172,7 @@ impl Counter {
     }
 
     fn sample(&self) -> Outcome<Seen> {
-        let said = file::ask(&self.mount, file::CLIENT)?;
+        let said = attribute::ask(&self.mount, attribute::CLIENT)?;
         self.own_requests.set(self.own_requests.get() + 1);
         let requests = serde_json::from_value(said["requests"].clone());
         let mut requests: BTreeMap<String, u64> =
@@ -254,7 +252,7 @@ fn switches_of(process: &Watched) -> Vec<(String, u64)> {
 }
 
 fn count(path: &Path, other: Option<&Path>, watched: Option<Vec<Watched>>, ops: u32) -> Outcome<Vec<Cost>> {
-    file::ask(path, file::CLIENT)?; // whether it is a mount of Weir
+    attribute::ask(path, attribute::CLIENT)?; // whether it is a mount of Weir
     let scratch = Scratch::new(path, other)?;
     let counter = Counter::new(scratch.here.clone(), watched);
     let bar = spinner("counting");

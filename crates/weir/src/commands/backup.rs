@@ -3,21 +3,20 @@
 //!
 //! `weir_home::backup` defines a backup and how it is made; the metadata leader knows which client makes one
 //! at the moment, so this command asks it like a mover.
-use crate::commands::namespace_client::{Cluster, as_client, explain, named, own_cred};
 use crate::commands::relation::require_allowed;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::homes::Homes;
-use crate::local::process::own_process;
-use crate::observe;
-use crate::table;
-use crate::times::parse_every;
 use clap::Args;
 use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::homes::Homes;
+use weir_admin::local::process::own_process;
+use weir_admin::namespace_client::{Cluster, as_client, explain, named, own_cred};
+use weir_admin::times::parse_every;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_client::{BackupEdit, Client};
 use weir_diagnose::backups::state;
 use weir_diagnose::quantity::show_seconds;
@@ -240,7 +239,7 @@ async fn run(desk: &Desk, taken: &Backup, progress: &Arc<Progress>) -> Outcome<M
 
 /// Shows the progress for ever.
 async fn show(progress: &Progress, volume: &Volume) -> Infallible {
-    let (shown, all) = (crate::progress::Progress::new(), volume.usage.files + volume.usage.directories);
+    let (shown, all) = (weir_admin::progress::Progress::new(), volume.usage.files + volume.usage.directories);
     loop {
         let done = progress.files.load(Relaxed) + progress.directories.load(Relaxed);
         let (copied, linked) = (table::bytes(progress.bytes.load(Relaxed)), progress.linked.load(Relaxed));

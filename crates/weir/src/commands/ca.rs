@@ -1,10 +1,9 @@
 //! `weir ca`: the authority that signs the cluster's certificates, and how it is replaced.
-use crate::certificate;
 use crate::cli_nodes::CaCommand;
 use crate::commands::enrol::ask;
-use crate::failure::Outcome;
-use crate::table;
 use serde_json::json;
+use weir_admin::failure::Outcome;
+use weir_admin::{certificate, table};
 use weir_proto::enrol::{Enrolment, GetEnrolment, Holder, RotateAuthority};
 
 /// `weir ca`.

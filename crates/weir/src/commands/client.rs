@@ -2,14 +2,14 @@
 //!
 //! A metadata server knows sessions with their leases and locks; the coordinator knows the nodes' own
 //! reports, for instance of bytes that no target has yet. A row joins both.
-use crate::cli::{ClientCommand, Status};
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
-use crate::table;
+use crate::cli::ClientCommand;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::Outcome;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_diagnose::health::is_led;
 use weir_proto::condition::NodeCondition;
 use weir_proto::map::Role;

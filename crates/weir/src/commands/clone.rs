@@ -1,10 +1,10 @@
 //! `weir volume clone`: a writable volume made from a snapshot.
 use crate::commands::limits::{Limits, limits};
-use crate::commands::namespace_client::{Cluster, explain, named, own_cred};
-use crate::failure::{Failure, Outcome};
 use clap::{Args, ValueHint};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::namespace_client::{Cluster, explain, named, own_cred};
 use weir_client::{Client, NewVolume};
 use weir_proto::volume::{Quota, Volume};
 use weir_proto::{Error, ErrorKind};

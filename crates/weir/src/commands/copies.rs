@@ -1,12 +1,11 @@
 //! `weir namespace list` and `copies`: the nodes that store the metadata, and the target number of copies.
 use crate::cli_namespace::SetCopies as Args;
-use crate::cluster_args::Status;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
 use serde_json::{Value, json};
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_diagnose::health::{copies_lacking, is_led};
 use weir_proto::copies::SetCopies;
 use weir_proto::map::{ClusterMap, MemberState, NamespaceCopies, NamespaceEntry};

@@ -1,15 +1,14 @@
 //! `weir target drain`, `undrain`, `remove` and `list`: targets that leave, and the usage of all of them.
 use crate::cli;
 use crate::commands::target::{number_of, stop_process};
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::local::local_cluster::{LocalCluster, RoleName};
-use crate::local::up;
-use crate::observe;
-use crate::table;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use weir_admin::failure::Outcome;
+use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_admin::local::up;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Cluster;
 use weir_proto::coord::{ClusterStatus, GonePlan};
 use weir_proto::map::{ClusterMap, TargetState};

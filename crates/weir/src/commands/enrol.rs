@@ -2,21 +2,20 @@
 //!
 //! A node's directory: `ROLE.toml` for each of its roles, `node.pem` with its certificate, and the roles' own
 //! data.
-use crate::certificate::{self, CERTIFICATE};
 use crate::cli_nodes::{self as cli, NodeCommand, TokenCommand};
-use crate::cluster_args::Status;
-use crate::commands::which::coordinators;
-use crate::config::{self, Config, Text};
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster;
-use crate::observe;
-use crate::table;
 use crate::unit;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::certificate::{self, CERTIFICATE};
+use weir_admin::cluster_args::Status;
+use weir_admin::config::{self, Config, Text};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::local_cluster;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::{Cluster, Observer};
 use weir_env::{Addr, Env};
 use weir_proto::Error;
@@ -249,7 +248,7 @@ fn create_token(args: &cli::CreateToken) -> Outcome<()> {
     let request = TokenCreate {
         roles: roles.collect::<Outcome<_>>()?,
         uses: args.uses,
-        ttl_s: crate::times::parse_seconds(&args.ttl).map_err(Error::invalid)?.into(),
+        ttl_s: weir_admin::times::parse_seconds(&args.ttl).map_err(Error::invalid)?.into(),
         name: args.name.clone(),
         from: args.from.clone(),
     };

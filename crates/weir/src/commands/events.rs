@@ -1,11 +1,10 @@
 //! `weir events`: troubles with their begin and end, the known kinds, and the muted ones.
 use crate::cli_watch::{EventNamed, EventsArgs, EventsCommand};
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
 use serde_json::{Value, json};
 use std::time::Duration;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Cluster;
 use weir_diagnose::quantity::lasting;
 use weir_diagnose::troubles::{kind, kinds_page, word};
@@ -36,7 +35,7 @@ fn now_s() -> u64 {
     u64::try_from(weir_env::real::env().clock.wall().0 / 1_000_000_000).unwrap_or(0)
 }
 
-fn ask<R: Request>(args: &crate::cluster_args::Status, request: &R) -> Outcome<R::Reply> {
+fn ask<R: Request>(args: &weir_admin::cluster_args::Status, request: &R) -> Outcome<R::Reply> {
     let coordinators = coordinators(args)?;
     observe::block_on(async {
         let cluster = observe::observe(&weir_env::real::env(), &coordinators, "weir events").await?;

@@ -1,10 +1,10 @@
 //! `weir volume eviction`: the fill levels of pools and volumes, the eviction watermarks, and a volume's own
 //! ones.
-use crate::commands::namespace_client::{Cluster, named, own_cred};
-use crate::failure::{Failure, Outcome};
-use crate::table;
 use clap::Args;
 use serde_json::{Value, json};
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::namespace_client::{Cluster, named, own_cred};
+use weir_admin::table;
 use weir_client::Client;
 use weir_proto::recall::{EvictionLevel, SetMarks};
 use weir_proto::{Error, VolumeId};

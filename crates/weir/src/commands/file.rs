@@ -1,37 +1,22 @@
-//! `weir file`: the mount's information on one file, through attributes that it answers itself.
-//!
-//! An extended attribute needs no socket and no address: the path leads to the right mount.
+//! `weir file stat|layout|locks`: the mount's information on one file.
 use crate::cli_file::OnePath;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::table;
 use serde_json::Value;
-use std::path::Path;
+use weir_admin::attribute;
+use weir_admin::failure::Outcome;
+use weir_admin::table;
 use weir_diagnose::quantity::when;
-use weir_proto::Error;
 use weir_proto::meta::Time;
 
-/// Attribute names that every mount of Weir answers with JSON.
-pub const STAT: &str = "weir.stat";
-pub const LAYOUT: &str = "weir.layout";
-/// Holders of locks, and waiters.
-pub const LOCKS: &str = "weir.locks";
-/// Counters of the mount's client.
-pub const CLIENT: &str = "weir.client";
-/// The directory of snapshots in that of a volume.
-pub const SNAPSHOTS: &str = ".snapshots";
-/// The socket on which the mount serves this machine's users.
-pub const SOCKET: &str = "weir.socket";
-
 pub fn stat(args: &OnePath) -> Outcome<()> {
-    show(args, STAT)
+    show(args, attribute::STAT)
 }
 
 pub fn layout(args: &OnePath) -> Outcome<()> {
-    show(args, LAYOUT)
+    show(args, attribute::LAYOUT)
 }
 
 fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
-    let value = ask(&args.path, attribute)?;
+    let value = attribute::ask(&args.path, attribute)?;
     if args.json {
         table::json(&value);
         return Ok(());
@@ -55,7 +40,7 @@ fn show(args: &OnePath, attribute: &str) -> Outcome<()> {
 }
 
 pub fn locks(args: &OnePath) -> Outcome<()> {
-    let value = ask(&args.path, LOCKS)?;
+    let value = attribute::ask(&args.path, attribute::LOCKS)?;
     if args.json {
         table::json(&value);
         return Ok(());
@@ -92,35 +77,4 @@ fn plain(value: &Value) -> String {
         Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(" "),
         other => other.to_string(),
     }
-}
-
-fn is_in_snapshot(path: &Path) -> bool {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    path.components().any(|part| part.as_os_str() == SNAPSHOTS)
-}
-
-/// The mount's answer for a path.
-pub fn ask(path: &Path, attribute: &str) -> Outcome<Value> {
-    let mut buffer = vec![0u8; 1 << 16];
-    let n = match rustix::fs::lgetxattr(path, attribute, &mut buffer[..]) {
-        Ok(n) => n,
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA) if is_in_snapshot(path) => {
-            return Err(Failure::new(
-                Error::unsupported(format!(
-                    "{} is in a snapshot, which has no such information",
-                    path.display()
-                )),
-                "name the file in its directory of today",
-            ));
-        }
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NODATA) => {
-            return Err(Failure::new(
-                Error::invalid(format!("{} is not on a Weir file system", path.display())),
-                "name a file below a mount of `weir up --mount PATH` or `weir mount`",
-            ));
-        }
-        Err(e) => return Err(e).doing(format_args!("stat {}", path.display())),
-    };
-    serde_json::from_slice(&buffer[..n])
-        .map_err(|e| Error::damaged(format!("the mount's answer about {}: {e}", path.display())).into())
 }

@@ -1,11 +1,10 @@
 //! `weir home`: the places where users may have homes of their volumes. The rules are in the cluster map.
 use crate::cli::{self, HomeAllow, HomeCommand, HomeForbid};
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
-use crate::table;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use weir_admin::failure::Outcome;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Cluster;
 use weir_proto::home_rule::{HomeIds, HomeRule, IdMapping};
 use weir_proto::map::ClusterMap;

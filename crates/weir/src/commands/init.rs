@@ -2,20 +2,19 @@
 //!
 //! The coordinator's directory has `coord.toml`, its state or audit log, and, if the cluster was founded
 //! here, `admin.pem` for commands on other machines.
-use crate::certificate::{self, ADMIN_CERTIFICATE};
 use crate::cli_nodes::Init;
 use crate::commands::enrol::{PATIENCE, name_of_machine, new_dir, private_dir, write_config};
-use crate::config::{self, Config, Text};
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster;
-use crate::observe;
 use crate::roles::etcd_config;
-use crate::table;
 use crate::unit;
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use weir_admin::certificate::{self, ADMIN_CERTIFICATE};
+use weir_admin::config::{self, Config, Text};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::local_cluster;
+use weir_admin::{observe, table};
 use weir_coord::etcd::{Etcd, StorePlace};
 use weir_coord::identity::write_coordinator;
 use weir_coord::store::Store;

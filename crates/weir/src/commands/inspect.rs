@@ -1,11 +1,11 @@
 //! `weir inspect`: a target's directory decoded offline, printed as text or JSON.
 use crate::cli;
-use crate::failure::{Failure, Outcome};
-use crate::local::local_cluster;
-use crate::observe::block_on;
-use crate::table;
 use serde_json::json;
 use std::process::ExitCode;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::local::local_cluster;
+use weir_admin::observe::block_on;
+use weir_admin::table;
 use weir_proto::ErrorKind;
 use weir_store::inspect::{Finding, InspectOptions, Summary, inspect as decode};
 

@@ -1,7 +1,7 @@
 //! Limits of volumes, users and groups as options, and as text.
-use crate::sizes::{parse_count, parse_size};
-use crate::times::parse_seconds;
 use clap::Args;
+use weir_admin::sizes::{parse_count, parse_size};
+use weir_admin::times::parse_seconds;
 use weir_proto::volume::Quota;
 
 #[derive(Args)]

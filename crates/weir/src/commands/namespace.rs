@@ -5,17 +5,16 @@
 //! An import fills a metadata directory while no metadata role runs.
 use crate::cli_namespace::{Export, Exports, Import, NamespaceCommand};
 use crate::commands::copies;
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::observe;
-use crate::progress::Progress;
-use crate::table;
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::progress::Progress;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_diagnose::quantity::show_seconds;
 use weir_meta::export::{Totals, Writer};
 use weir_proto::Error;

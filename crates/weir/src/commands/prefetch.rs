@@ -4,14 +4,14 @@
 //! awaited one, and movers recall them in parallel. One that cannot be recalled is reported, and the others
 //! are recalled all the same.
 use crate::commands::tiering;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::progress::Progress;
-use crate::table;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::progress::Progress;
+use weir_admin::table;
 
 /// Files that are requested ahead of the awaited one.
 const AHEAD: usize = 256;

@@ -1,13 +1,11 @@
 //! `weir quota`, and `weir volume quota` for users and groups: usage and limits, exact with each commit.
 use crate::commands::limits::{Limits, limits, shown_limit};
-use crate::commands::namespace_client::{Cluster, connect, named, own_cred};
 use crate::commands::volume::{SetQuota, ShowQuota};
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
-use crate::users;
 use serde_json::{Value, json};
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::namespace_client::{Cluster, connect, named, own_cred};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table, users};
 use weir_client::Client;
 use weir_proto::meta::Time;
 use weir_proto::quota::{ALL_VOLUMES, DEFAULT_ID, Holder, ListOf, OwnerKind, OwnerUsage};

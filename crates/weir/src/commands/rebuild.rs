@@ -1,14 +1,13 @@
 //! `weir rebuild` and `weir target gone`: lost targets, and the others that replace them.
 use crate::cli;
 use crate::commands::target::number_of;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::time::Duration;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::decide::{Observed, plan_balance};
 use weir_coord::{PlaceSizes, groups_by_spare, left_of_place};
 use weir_diagnose::quantity::show_seconds;

@@ -1,17 +1,16 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
-use crate::cluster_args::Status;
-use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
 use crate::commands::relation_rules::{Change, Rules, as_json as rules_as_json, lines, rules_of};
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::{refuse_own_cluster, warn_of_directory};
-use crate::observe;
-use crate::table;
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::homes::{refuse_own_cluster, warn_of_directory};
+use weir_admin::namespace_client::{Cluster, connect, find_relation, named, own_cred};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_client::{Client, NewRelation};
 use weir_home::{HomeUrl, KeySource};
 use weir_proto::home_rule::rule_of_user;

@@ -1,9 +1,9 @@
 //! The rules of a relation: which files it copies, and how fast. Options, and how they are shown.
-use crate::failure::Outcome;
-use crate::sizes::parse_size;
-use crate::table;
 use clap::Args;
 use serde_json::{Value, json};
+use weir_admin::failure::Outcome;
+use weir_admin::sizes::parse_size;
+use weir_admin::table;
 use weir_client::Client;
 use weir_proto::relation::{BYTES_PER_S_MIN, RelationId, RelationRules};
 use weir_proto::{Error, ErrorKind};

@@ -4,19 +4,17 @@
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or
 //! offline: all sums are sums of the same entries. The leader is queried in batches, so the report does not
 //! show a single moment.
-use crate::cluster_args::Status;
-use crate::commands::namespace_client::{connect, named, own_cred};
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::observe;
-use crate::sizes::parse_size;
-use crate::table;
-use crate::users;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::namespace_client::{connect, named, own_cred};
+use weir_admin::sizes::parse_size;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table, users};
 use weir_client::Client;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::volume::{DirectoryFacts, FileFacts, Scanned};

@@ -9,9 +9,6 @@
 //! under a name that is reported. It is the user's to remove. An interruption at any moment leaves both.
 mod trash;
 
-use crate::commands::file;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::table;
 use clap::{ArgGroup, Args};
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
@@ -23,6 +20,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::{attribute, table};
 use weir_client::Client;
 use weir_home::HomeUrl;
 use weir_home::backup::{TreeName, snapshot_date};
@@ -30,15 +29,13 @@ use weir_proto::date::Date;
 use weir_proto::{Error, InodeId, Result};
 
 /// The directory in the topmost directory of a volume, in every mount.
-const DIRECTORY: &str = file::SNAPSHOTS;
+const DIRECTORY: &str = attribute::SNAPSHOTS;
 /// Longest name of a file, in bytes.
 const NAME_MAX: usize = 255;
 /// Snapshots that are listed if the requested one does not exist.
 const SNAPSHOTS_SHOWN_MAX: usize = 10;
 /// Names tried for the replaced file: more than restores within one second.
 const KEPT_NAMES_MAX: u32 = 100;
-/// Attribute that the mount answers: a volume's snapshots, and where its backups are.
-pub const SNAPSHOT_XATTR: &str = "weir.snapshot";
 
 #[derive(Args)]
 #[command(group = ArgGroup::new("when").required(true).args(["from", "at", "trash"]))]
@@ -65,7 +62,7 @@ pub struct Restore {
 }
 
 fn read_date(text: &str) -> std::result::Result<Date, String> {
-    crate::times::parse_moment(text, now()).map_err(|e| e.to_string())
+    weir_admin::times::parse_moment(text, now()).map_err(|e| e.to_string())
 }
 
 // ---- the mount's side
@@ -210,7 +207,7 @@ fn volume_top(path: &Path) -> Option<&Path> {
 }
 
 fn no_such_snapshot(top: &Path, name: &str) -> Failure {
-    let known = file::ask(top, SNAPSHOT_XATTR).unwrap_or_default();
+    let known = attribute::ask(top, attribute::SNAPSHOT).unwrap_or_default();
     let volume = known["volume"].as_str().unwrap_or("?");
     let of = |snapshot: &Value| snapshot["name"].as_str().map(str::to_owned);
     let all: Vec<String> = known["snapshots"].as_array().into_iter().flatten().rev().filter_map(of).collect();
@@ -240,7 +237,7 @@ fn at_date(path: &Path, at: Date) -> Outcome<(PathBuf, String)> {
 /// All snapshots and backups of a volume, the newest first and of equal dates snapshots first; and those that
 /// could not be read.
 fn states(top: &Path) -> Outcome<(Vec<State>, Vec<String>)> {
-    let known = file::ask(top, SNAPSHOT_XATTR)?;
+    let known = attribute::ask(top, attribute::SNAPSHOT)?;
     let (mut states, mut unread) = (Vec::new(), Vec::new());
     let urls: Vec<&str> =
         known["backups"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();

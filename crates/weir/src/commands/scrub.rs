@@ -2,13 +2,12 @@
 //! with those of the other members; or starts both now.
 use crate::cli;
 use crate::commands::target::number_of;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Cluster;
 use weir_diagnose::quantity::when;
 use weir_proto::data::{ComparePass, CompareReport, CompareTarget, ScrubPass, ScrubReport, ScrubTarget};

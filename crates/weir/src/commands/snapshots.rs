@@ -1,9 +1,9 @@
 //! `weir volume snapshot` and `snapshots`: takes and lists snapshots of a volume.
-use crate::commands::namespace_client::{Cluster, explain, named, own_cred};
-use crate::failure::{Failure, Outcome};
-use crate::table;
 use clap::Args;
 use serde_json::{Value, json};
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::namespace_client::{Cluster, explain, named, own_cred};
+use weir_admin::table;
 use weir_client::Client;
 use weir_diagnose::quantity::when;
 use weir_proto::ErrorKind;

@@ -1,14 +1,13 @@
 //! `weir status`: the troubles of a cluster, the worst first; then its nodes, targets and placement groups.
 use crate::cli;
-use crate::commands::collect;
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::LocalCluster;
-use crate::table;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::which::coordinators;
+use weir_admin::{collect, table};
 use weir_coord::decide::{FileSpace, file_space};
 use weir_diagnose::Health;
 use weir_diagnose::troubles::{Facts, Trouble, exit_code, overload, state, troubles, word, worst};

@@ -1,13 +1,13 @@
 //! `weir target`: an administrator's actions on one target.
 use crate::cli;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::local::local_cluster::{self, LocalCluster, RoleName};
-use crate::local::process::PidFile;
-use crate::local::up;
-use crate::observe;
 use serde_json::json;
 use std::path::Path;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::local::local_cluster::{self, LocalCluster, RoleName};
+use weir_admin::local::process::PidFile;
+use weir_admin::local::up;
+use weir_admin::observe;
+use weir_admin::which::coordinators;
 use weir_coord::Cluster;
 use weir_coord::identity::{TargetIdentity, format_target};
 use weir_proto::map::{ClusterMap, Target, TargetState};

@@ -3,20 +3,18 @@
 //! Requests and answers are attributes that the mount serves itself, as for `weir file stat`; the metadata
 //! leader checks the permission. The mount's side is here, too, so that both use the same format.
 use crate::cli_file::ManyPaths;
-use crate::commands::file;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::progress::Progress;
-use crate::table;
 use rustix::fs::XattrFlags;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::progress::Progress;
+use weir_admin::{attribute, table};
 use weir_client::Client;
 use weir_proto::meta::Cred;
 use weir_proto::{Error, InodeId, NameRule, Result, split_hint};
 
-/// Attributes of the mount: the tiering state of a file; its changes (set only).
-pub const STATE: &str = "weir.state";
+/// Attributes of the mount that change the tiering state of a file (set only).
 const EVICT: &str = "weir.evict";
 const RECALL: &str = "weir.recall";
 const PIN: &str = "weir.pin";
@@ -76,7 +74,7 @@ pub fn evict(args: &ManyPaths) -> Outcome<()> {
     each(args, |path| {
         require_no_directory(path)?;
         set(path, EVICT, b"1").map_err(|e| {
-            let state = file::ask(path, STATE).unwrap_or_default();
+            let state = attribute::ask(path, attribute::STATE).unwrap_or_default();
             let why = state["why_not"].as_str().unwrap_or_default();
             match (e.kind(), why) {
                 (_, "") => Failure::new(e.error, "programs that have it open for writing must close it"),
@@ -117,7 +115,7 @@ pub fn recall(args: &ManyPaths) -> Outcome<()> {
 
 /// Bytes of a file that are at home only.
 pub fn offline(path: &Path) -> Outcome<u64> {
-    Ok(file::ask(path, STATE)?["offline"].as_u64().unwrap_or(0))
+    Ok(attribute::ask(path, attribute::STATE)?["offline"].as_u64().unwrap_or(0))
 }
 /// Queues a recall of all of a file, with low priority.
 pub fn want(path: &Path) -> Outcome<()> {
@@ -129,12 +127,12 @@ pub fn wait(path: &Path) -> Outcome<()> {
 }
 
 fn how_far(path: &Path) -> String {
-    let Ok(state) = file::ask(path, STATE) else { return String::new() };
+    let Ok(state) = attribute::ask(path, attribute::STATE) else { return String::new() };
     let (size, online) = (state["size"].as_u64().unwrap_or(0), state["online"].as_u64().unwrap_or(0));
     format!("{}: {} % of {size} bytes are here", path.display(), online * 100 / size.max(1))
 }
 fn why_not_recalled(path: &Path, e: Failure) -> Failure {
-    let state = file::ask(path, STATE).unwrap_or_default();
+    let state = attribute::ask(path, attribute::STATE).unwrap_or_default();
     let recalls = state["recalls"].as_array().map_or(&[][..], Vec::as_slice);
     let errors = recalls.iter().filter_map(|r| r["error"].as_str());
     let last = errors.rev().find(|e| !e.is_empty()).unwrap_or_default().to_owned();
@@ -154,7 +152,7 @@ pub fn state(args: &ManyPaths) -> Outcome<()> {
     let mut states = Vec::new();
     for path in &args.paths {
         require_no_directory(path)?;
-        let mut state = file::ask(path, STATE)?;
+        let mut state = attribute::ask(path, attribute::STATE)?;
         state["path"] = json!(path.display().to_string());
         states.push(state);
     }

@@ -2,15 +2,14 @@
 //!
 //! Invariant: nothing is stopped while a mount holds data that it cannot save now, unless the caller gave it
 //! up. A mount whose programs continue to write is stopped: it saves all that it has when it ends.
-use super::file;
-use super::mounts::ask;
-use crate::cli_local::Down;
-use crate::failure::{Failure, Outcome};
-use crate::local::local_cluster::{Kept, LocalCluster, RoleName};
-use crate::local::up::STOP_PATIENCE;
-use crate::table;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::local::args::Down;
+use weir_admin::local::local_cluster::{Kept, LocalCluster, RoleName};
+use weir_admin::local::up::STOP_PATIENCE;
+use weir_admin::mounts::ask;
+use weir_admin::{attribute, table};
 use weir_proto::Error;
 
 const POLL: Duration = Duration::from_millis(200);
@@ -54,8 +53,9 @@ fn wait_saved(local: &LocalCluster) -> Outcome<()> {
 /// By mount. One that does not answer is not asked twice: its process is stopped or hangs.
 fn unsaved(local: &LocalCluster) -> BTreeMap<String, u64> {
     let mounts = local.of_role(RoleName::Mount).filter(|mount| weir_fuse::is_mounted(&mount.path));
-    let asked: Vec<_> =
-        mounts.map(|m| (m.name.clone(), ask(&m.path, |path| file::ask(path, file::CLIENT)))).collect();
+    let asked: Vec<_> = mounts
+        .map(|m| (m.name.clone(), ask(&m.path, |path| attribute::ask(path, attribute::CLIENT))))
+        .collect();
     let bytes = |asked: Option<Outcome<serde_json::Value>>| asked?.ok()?["unsaved_bytes"].as_u64();
     let all = asked.into_iter().filter_map(|(name, asked)| Some((name, bytes(asked.answer())?)));
     all.filter(|(_, bytes)| *bytes > 0).collect()

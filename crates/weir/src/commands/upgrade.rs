@@ -1,9 +1,9 @@
 //! `weir upgrade`: the end of a rolling upgrade.
 use crate::cli;
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
 use serde_json::json;
+use weir_admin::failure::Outcome;
+use weir_admin::observe;
+use weir_admin::which::coordinators;
 
 /// `weir upgrade finish`.
 pub fn finish(args: &cli::Status) -> Outcome<()> {

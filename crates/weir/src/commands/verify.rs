@@ -1,16 +1,15 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
 //! Files that are found wrong are in conflict, so that no part of them is evicted before a user has decided.
-use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
 use crate::commands::relation_rules::rules_of;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::homes::Homes;
-use crate::observe;
-use crate::progress::Progress;
-use crate::table;
 use clap::Args;
 use serde_json::json;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::homes::Homes;
+use weir_admin::namespace_client::{Cluster, connect, find_relation, named, own_cred};
+use weir_admin::progress::Progress;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_client::Client;
 use weir_home::mover::{HomeOf, HomeUse};
 use weir_home::{KeySource, Verified, Verify};

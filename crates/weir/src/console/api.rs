@@ -1,10 +1,10 @@
 //! The answers of the API: pure functions of the snapshot, as JSON. `openapi.json` describes it.
 use super::processes::processes;
 use super::snapshot::Snapshot;
-use crate::users;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use weir_admin::users;
 use weir_coord::decide::file_space;
 use weir_coord::{Cluster, Collected};
 use weir_diagnose::Health;

@@ -5,14 +5,14 @@ use super::{
     use_place,
 };
 use crate::cli_roles::MountRole;
-use crate::config::Text;
-use crate::failure::{Failure, Outcome};
 use crate::helper::MountWords;
-use crate::local::process::mounts_elsewhere;
 use crate::reporting::{self, Reporter};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::config::Text;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::local::process::mounts_elsewhere;
 use weir_client::{Client, ClientConfig};
 use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, MIB};

@@ -5,14 +5,8 @@
 mod redact;
 
 use crate::cli_watch::SupportArgs;
-use crate::commands::collect::Asker;
-use crate::commands::which::coordinators;
 use crate::commands::{events, status};
 use crate::console::api;
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::LocalCluster;
-use crate::observe;
-use crate::table;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use redact::Known;
@@ -25,6 +19,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::collect::Asker;
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Collected;
 use weir_diagnose::troubles::Facts;
 use weir_diagnose::waits::{self, sorted};

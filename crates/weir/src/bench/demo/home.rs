@@ -3,17 +3,16 @@
 //! limit, so data at home is evicted; everything is read back, with recalls of offline data, and compared, as
 //! is home itself.
 use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
-use crate::cli_local::Up;
-use crate::commands::namespace_client::{connect, own_cred};
-use crate::failure::Outcome;
-use crate::local::local_cluster::LocalCluster;
-use crate::observe;
-use crate::table;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
+use weir_admin::failure::Outcome;
+use weir_admin::local::args::Up;
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::namespace_client::{connect, own_cred};
+use weir_admin::{observe, table};
 use weir_proto::volume::Volume;
 
 const VOLUME: &str = "beamline";

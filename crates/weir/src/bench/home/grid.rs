@@ -8,17 +8,16 @@
 use super::wire::Wire;
 use crate::bench::demo::Stage;
 use crate::bench::relation_load;
-use crate::cli_local::Up;
-use crate::commands::namespace_client::{as_client, own_cred};
-use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::Homes;
-use crate::local::local_cluster::LocalCluster;
-use crate::local::process;
-use crate::local::up;
 use bytes::Bytes;
 use clap::ValueEnum;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::homes::Homes;
+use weir_admin::local::args::Up;
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::local::{process, up};
+use weir_admin::namespace_client::{as_client, own_cred};
 use weir_client::{Client, NewRelation, OpenMode};
 use weir_env::{BoxFuture, Env};
 use weir_home::mover::Mover;
@@ -141,7 +140,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         allow_home: Vec::new(),
         dir,
         targets: Some(6),
-        scheme: Some(crate::local::local_cluster::SCHEME_DEFAULT),
+        scheme: Some(weir_admin::local::local_cluster::SCHEME_DEFAULT),
         mount: Vec::new(),
         mount_over_files: false,
         patience: None,

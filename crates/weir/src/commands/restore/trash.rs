@@ -3,12 +3,12 @@
 //! Always holds: nothing that exists is replaced, and nothing is removed except empty directories of the
 //! trash.
 use super::no_trash;
-use crate::failure::{Doing, Failure, Outcome};
 use rustix::fs::{CWD, RenameFlags};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use weir_admin::failure::{Doing, Failure, Outcome};
 use weir_proto::Error;
 use weir_proto::volume::TRASH;
 

@@ -1,6 +1,5 @@
 //! `weir top`, `weir waits`, `weir why` and `weir iohist`: the present work and waits of a cluster's
 //! processes.
-mod evidence;
 mod iohist;
 mod top;
 mod waits;

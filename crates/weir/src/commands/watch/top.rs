@@ -3,16 +3,14 @@
 //! Mounts account for the work of programs; by target, storage nodes for that of their disks.
 use super::PATIENCE;
 use crate::cli_watch::TopArgs;
-use crate::commands::namespace_client::{all, connect};
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
-use crate::table;
-use crate::users;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::time::Duration;
+use weir_admin::failure::Outcome;
+use weir_admin::namespace_client::{all, connect};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table, users};
 use weir_coord::{Cluster, Collected};
 use weir_diagnose::health::is_led;
 use weir_diagnose::work::{self, By, Names, TopLine, lines_of, target_lines};

@@ -1,11 +1,9 @@
 //! `weir waits`: the waits of all processes of the cluster, the longest first.
 use super::PATIENCE;
 use crate::cli_watch::WaitsArgs;
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
-use crate::table;
-use crate::users;
+use weir_admin::failure::Outcome;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table, users};
 use weir_coord::Collected;
 use weir_diagnose::quantity::time;
 use weir_diagnose::waits::{Seen, as_json, object, sorted};

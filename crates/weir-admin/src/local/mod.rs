@@ -1,4 +1,5 @@
 //! A cluster on this machine: its directory, its processes, their start and stop.
+pub mod args;
 pub mod etcd;
 pub mod forget;
 pub mod local_cluster;

@@ -14,7 +14,7 @@
 //! ```
 use crate::config::{Config, Patience, Text};
 use crate::failure::{Doing, Failure, Outcome};
-use crate::local::{etcd, owned};
+use crate::local::owned;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -61,6 +61,10 @@ pub struct Process {
 impl Process {
     fn new(name: String, role: RoleName, path: PathBuf) -> Process {
         Process { name, role, port: 0, peer_port: 0, path, founded: false }
+    }
+    /// The address of a member of etcd.
+    pub fn client_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
     }
 }
 fn is_zero(n: &u16) -> bool {
@@ -220,7 +224,7 @@ impl LocalCluster {
         match process.role {
             RoleName::Etcd => {}
             RoleName::Coord => {
-                let etcd: Vec<String> = self.of_role(RoleName::Etcd).map(etcd::url).collect();
+                let etcd: Vec<String> = self.of_role(RoleName::Etcd).map(Process::client_url).collect();
                 if !etcd.is_empty() {
                     config.coord.store = Text(StorePlace::Etcd(etcd));
                 }

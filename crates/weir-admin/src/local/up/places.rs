@@ -1,6 +1,6 @@
 //! Where `weir up --mount` may mount: not over what a machine or its users need.
-use crate::cli_local::Up;
 use crate::failure::{Failure, Outcome};
+use crate::local::args::Up;
 use crate::local::local_cluster::{self, LocalCluster, RoleName};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use weir_coord::{Cluster, Observer};
 use weir_diagnose::Health;
-use weir_env::{Addr, Env};
+use weir_env::{Addr, BoxFuture, Env};
 use weir_proto::Error;
 
 /// How long a starting cluster may take until it accepts data.
@@ -39,22 +39,30 @@ pub fn host_id() -> String {
 }
 
 /// A handle on a cluster whose map is known.
-pub async fn observe(env: &Env, coordinators: &[Addr], name: &str) -> Outcome<Cluster> {
-    let cluster = observe_as(env, coordinators, name, &Caller::of_commands()).await?;
-    certificate::renew_that_of_commands(&cluster).await;
-    Ok(cluster)
+pub fn observe<'a>(env: &'a Env, coordinators: &'a [Addr], name: &'a str) -> BoxFuture<'a, Outcome<Cluster>> {
+    Box::pin(async move {
+        let cluster = observe_as(env, coordinators, name, &Caller::of_commands()).await?;
+        certificate::renew_that_of_commands(&cluster).await;
+        Ok(cluster)
+    })
 }
 
-pub async fn observe_as(env: &Env, coordinators: &[Addr], name: &str, caller: &Caller) -> Outcome<Cluster> {
-    let who = Observer {
-        coordinators: coordinators.to_vec(),
-        cluster: None,
-        name: name.to_string(),
-        role: caller.role,
-        host: host_id(),
-        trust: caller.trust.clone(),
-    };
-    Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
+pub fn observe_as<'a>(
+    env: &'a Env,
+    coordinators: &'a [Addr],
+    name: &'a str,
+    caller: &'a Caller,
+) -> BoxFuture<'a, Outcome<Cluster>> {
+    Box::pin(async move {
+        let who = Observer {
+            coordinators: coordinators.to_vec(),
+            cluster: None,
+            name: name.to_string(),
+            role: caller.role,
+            host: host_id(),
+            trust: caller.trust.clone(),
+        };
+        Cluster::observe(env, who, ANSWER_PATIENCE).await.map_err(|e| {
         let at: Vec<String> = coordinators.iter().map(Addr::to_string).collect();
         match e.kind {
             weir_proto::ErrorKind::Unavailable | weir_proto::ErrorKind::Deadline => Failure::new(
@@ -72,6 +80,7 @@ pub async fn observe_as(env: &Env, coordinators: &[Addr], name: &str, caller: &C
             ),
             _ => certificate::explain(e),
         }
+    })
     })
 }
 
@@ -123,7 +132,7 @@ pub fn require_listener(coordinators: &[Addr]) -> Outcome<()> {
 }
 
 /// Whether the cluster has been founded with its targets: from then on it can serve without some of them.
-pub async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
+pub(crate) async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
     let cluster = observe(&weir_env::real::env(), coordinators, "weir up").await?;
     Ok(!cluster.map().groups.is_empty())
 }
@@ -131,7 +140,7 @@ pub async fn has_groups(coordinators: &[Addr]) -> Outcome<bool> {
 /// Waits until the cluster reads and writes data with this number of targets, and knows that others are
 /// missing, as long as `check` finds no error. A restarted coordinator counts a target as up until it has
 /// been silent for too long.
-pub async fn wait_healthy(
+pub(crate) async fn wait_healthy(
     coordinators: &[Addr],
     targets: usize,
     missing: usize,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_diagnose::health::is_led;
-use weir_env::{Addr, Env};
+use weir_env::{Addr, BoxFuture, Env};
 use weir_proto::map::Role;
 use weir_proto::meta::Cred;
 use weir_proto::relation::RelationInfo;
@@ -35,41 +35,48 @@ pub struct Cluster {
 const COMMAND: &str = "weir command";
 
 /// A client for one command.
-pub async fn connect(coordinators: Vec<Addr>, namespace: &str) -> Outcome<Client> {
-    as_client(coordinators, namespace, COMMAND, own_process(), MEMORY_BYTES).await
+pub fn connect(coordinators: Vec<Addr>, namespace: &str) -> BoxFuture<'_, Outcome<Client>> {
+    as_client(coordinators, namespace, COMMAND, own_process(), MEMORY_BYTES)
 }
 
 /// A client of a namespace that has a leader, which lists what there is as a command does.
-pub async fn connect_as(env: Env, coordinators: Vec<Addr>, namespace: &str, by: Caller) -> Outcome<Client> {
+pub(crate) async fn connect_as(
+    env: Env,
+    coordinators: Vec<Addr>,
+    namespace: &str,
+    by: Caller,
+) -> Outcome<Client> {
     open(env, by, config(coordinators, namespace, COMMAND, own_process(), MEMORY_BYTES)).await
 }
 
 /// A client of its own name and memory.
-pub async fn as_client(
+pub fn as_client<'a>(
     coordinators: Vec<Addr>,
-    namespace: &str,
-    name: &str,
+    namespace: &'a str,
+    name: &'a str,
     process: String,
     memory_bytes: u64,
-) -> Outcome<Client> {
-    let env = weir_env::real::env();
-    // An error that names the addresses tried for the coordinator.
-    let map = observe::observe(&env, &coordinators, "weir").await?.map();
-    match map.namespace_named(namespace) {
-        Some(entry) if is_led(&map, entry) => {}
-        Some(_) => {
-            let patience = PATIENCE.as_secs();
-            eprintln!(
-                "namespace {namespace:?} has no active metadata server: waiting for one, {patience} s at most"
-            );
+) -> BoxFuture<'a, Outcome<Client>> {
+    Box::pin(async move {
+        let env = weir_env::real::env();
+        // An error that names the addresses tried for the coordinator.
+        let map = observe::observe(&env, &coordinators, "weir").await?.map();
+        match map.namespace_named(namespace) {
+            Some(entry) if is_led(&map, entry) => {}
+            Some(_) => {
+                let patience = PATIENCE.as_secs();
+                eprintln!(
+                    "namespace {namespace:?} has no active metadata server: waiting for one, {patience} s at most"
+                );
+            }
+            None if map.namespaces.is_empty() => {} // the first one may be about to begin
+            None => {
+                let error = Error::not_found(format!("there is no namespace {namespace:?}"));
+                return Err(Failure::new(error, "`weir namespace list` shows all"));
+            }
         }
-        None if map.namespaces.is_empty() => {} // the first one may be about to begin
-        None => {
-            let error = Error::not_found(format!("there is no namespace {namespace:?}"));
-            return Err(Failure::new(error, "`weir namespace list` shows all"));
-        }
-    }
-    open(env, Caller::of_commands(), config(coordinators, namespace, name, process, memory_bytes)).await
+        open(env, Caller::of_commands(), config(coordinators, namespace, name, process, memory_bytes)).await
+    })
 }
 
 fn config(
@@ -119,45 +126,51 @@ pub fn own_cred() -> Cred {
 }
 
 /// All volumes of the namespace.
-pub async fn all(client: &Client) -> Outcome<Vec<Volume>> {
-    let (mut all, mut after) = (Vec::new(), VolumeId(0));
-    loop {
-        let (volumes, end) = client.volumes(after).await?;
-        after = volumes.last().map_or(after, |v| v.id);
-        all.extend(volumes);
-        if end {
-            return Ok(all);
+pub fn all(client: &Client) -> BoxFuture<'_, Outcome<Vec<Volume>>> {
+    Box::pin(async move {
+        let (mut all, mut after) = (Vec::new(), VolumeId(0));
+        loop {
+            let (volumes, end) = client.volumes(after).await?;
+            after = volumes.last().map_or(after, |v| v.id);
+            all.extend(volumes);
+            if end {
+                return Ok(all);
+            }
         }
-    }
+    })
 }
 
 /// The volume of that name.
-pub async fn named(client: &Client, name: &str) -> Outcome<Volume> {
-    client.volume(name).await.map_err(|e| match e.kind {
-        ErrorKind::NotFound => Failure::new(e, "`weir volume list` shows all volumes"),
-        _ => e.into(),
+pub fn named<'a>(client: &'a Client, name: &'a str) -> BoxFuture<'a, Outcome<Volume>> {
+    Box::pin(async move {
+        client.volume(name).await.map_err(|e| match e.kind {
+            ErrorKind::NotFound => Failure::new(e, "`weir volume list` shows all volumes"),
+            _ => e.into(),
+        })
     })
 }
 
 /// The relation of that name, or the only one of the volume of that name.
-pub async fn find_relation(client: &Client, name: &str) -> Outcome<RelationInfo> {
-    let all = client.relations(None).await?;
-    if let Some(found) = all.iter().find(|r| r.id.to_string() == name) {
-        return Ok(found.clone());
-    }
-    let of_volume: Vec<&RelationInfo> = all.iter().filter(|r| r.volume_name == name).collect();
-    match &of_volume[..] {
-        [one] => Ok((*one).clone()),
-        [] => Err(Failure::new(
-            Error::not_found(format!("there is no relation {name:?}")),
-            "`weir relation list` shows all, like r1; a volume's name stands for its only one",
-        )),
-        several => {
-            let ids: Vec<String> = several.iter().map(|r| r.id.to_string()).collect();
-            let error = Error::invalid(format!("volume {name:?} has {} relations", several.len()));
-            Err(Failure::new(error, format!("give one of them: {}", ids.join(", "))))
+pub fn find_relation<'a>(client: &'a Client, name: &'a str) -> BoxFuture<'a, Outcome<RelationInfo>> {
+    Box::pin(async move {
+        let all = client.relations(None).await?;
+        if let Some(found) = all.iter().find(|r| r.id.to_string() == name) {
+            return Ok(found.clone());
         }
-    }
+        let of_volume: Vec<&RelationInfo> = all.iter().filter(|r| r.volume_name == name).collect();
+        match &of_volume[..] {
+            [one] => Ok((*one).clone()),
+            [] => Err(Failure::new(
+                Error::not_found(format!("there is no relation {name:?}")),
+                "`weir relation list` shows all, like r1; a volume's name stands for its only one",
+            )),
+            several => {
+                let ids: Vec<String> = several.iter().map(|r| r.id.to_string()).collect();
+                let error = Error::invalid(format!("volume {name:?} has {} relations", several.len()));
+                Err(Failure::new(error, format!("give one of them: {}", ids.join(", "))))
+            }
+        }
+    })
 }
 
 /// The refusal of a change of a volume, with a hint.

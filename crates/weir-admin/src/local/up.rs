@@ -1,12 +1,12 @@
 //! `weir up` and `weir down`: a whole cluster on one machine, in the background.
 //!
 //! Invariant: `up` may be repeated at any time; it starts missing processes and leaves running ones.
-use crate::cli_local::Up;
 use crate::config::Text;
 use crate::failure::{Doing, Failure, Outcome};
+use crate::local::args::Up;
 use crate::local::local_cluster::{self, Kept, LocalCluster, Manifest, Process, RoleName};
+use crate::local::owned;
 use crate::local::process::PidFile;
-use crate::local::{etcd, owned};
 use crate::observe;
 use crate::table;
 use launch::{Servers, start_all};
@@ -469,7 +469,7 @@ impl LocalCluster {
         match process.role {
             RoleName::Mount | RoleName::Mover => Vec::new(),
             RoleName::Console => console_url(self).into_iter().collect(),
-            RoleName::Etcd => vec![etcd::url(process)],
+            RoleName::Etcd => vec![process.client_url()],
             _ => self.addresses(process).iter().map(ToString::to_string).collect(),
         }
     }

@@ -4,12 +4,12 @@
 //! A query that only newer servers answer, or only for administrators, is skipped; one without an answer in
 //! time is a trouble itself.
 use crate::certificate::Caller;
-use crate::commands::mounts::{self, Asked};
-use crate::commands::namespace_client::{all, connect_as};
 use crate::failure::Outcome;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use crate::local::memory;
 use crate::local::process::PidFile;
+use crate::mounts::{self, Asked};
+use crate::namespace_client::{all, connect_as};
 use crate::observe;
 use crate::users;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use weir_diagnose::troubles::leaving::Leaving;
 use weir_diagnose::troubles::overload::{self, Busiest};
 use weir_diagnose::troubles::{Facts, HomesHere, Known, NamespaceFacts};
 use weir_diagnose::{MountState, OwnerNames, ProcessState, work};
-use weir_env::{Addr, Env};
+use weir_env::{Addr, BoxFuture, Env};
 use weir_home::HomeUrl;
 use weir_proto::condition::{NodeTrouble, STARTS, TroubleList};
 use weir_proto::coord::{ClientsWaiting, Clocks, ClusterStatus};
@@ -80,41 +80,52 @@ pub fn facts(local: Option<&LocalCluster>, coordinators: &[Addr], name: &str) ->
 }
 
 impl Asker {
-    pub async fn connect(coordinators: &[Addr], name: &str) -> Outcome<Arc<Asker>> {
-        let env = weir_env::real::env();
-        let cluster = observe::observe(&env, coordinators, name).await?;
-        let (coordinators, caller) = (coordinators.to_vec(), Caller::of_commands());
-        let (only_processes, clients) = (false, Mutex::default());
-        Ok(Arc::new(Asker { env, cluster, coordinators, caller, only_processes, clients }))
+    pub fn connect<'a>(coordinators: &'a [Addr], name: &'a str) -> BoxFuture<'a, Outcome<Arc<Asker>>> {
+        Box::pin(async move {
+            let env = weir_env::real::env();
+            let cluster = observe::observe(&env, coordinators, name).await?;
+            let (coordinators, caller) = (coordinators.to_vec(), Caller::of_commands());
+            let (only_processes, clients) = (false, Mutex::default());
+            Ok(Arc::new(Asker { env, cluster, coordinators, caller, only_processes, clients }))
+        })
     }
 
     /// In a process that runs for long and must not collect threads that hang.
-    pub async fn of_server(env: Env, coordinators: Vec<Addr>, caller: Caller) -> Outcome<Arc<Asker>> {
-        let cluster = observe::observe_as(&env, &coordinators, "events", &caller).await?;
-        let (only_processes, clients) = (true, Mutex::default());
-        Ok(Arc::new(Asker { env, cluster, coordinators, caller, only_processes, clients }))
+    pub fn of_server(
+        env: Env,
+        coordinators: Vec<Addr>,
+        caller: Caller,
+    ) -> BoxFuture<'static, Outcome<Arc<Asker>>> {
+        Box::pin(async move {
+            let cluster = observe::observe_as(&env, &coordinators, "events", &caller).await?;
+            let (only_processes, clients) = (true, Mutex::default());
+            Ok(Arc::new(Asker { env, cluster, coordinators, caller, only_processes, clients }))
+        })
     }
 
     /// Queries servers, and reads this machine's state meanwhile.
-    pub async fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> Result<Facts> {
-        let only_processes = self.only_processes;
-        let local_state = tokio::task::spawn_blocking(move || inspect_local(local.as_ref(), only_processes));
-        let (coordinator, here) = tokio::join!(self.of_coordinator(), local_state);
-        let (mut facts, here) = (coordinator?, here.unwrap_or_default());
-        (facts.processes, facts.mounts) = (here.processes, here.mounts);
-        (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
-        let homes = tokio::task::spawn_blocking(move || {
-            if !only_processes {
-                facts.homes = homes_here(&facts.processes, &facts.namespaces);
-            }
-            facts.names = users::of_owners(facts.owners_near());
-            facts
-        });
-        homes.await.map_err(|e| Error::unavailable(format!("cannot inspect homes: {e}")))
+    pub fn facts(self: &Arc<Self>, local: Option<LocalCluster>) -> BoxFuture<'_, Result<Facts>> {
+        Box::pin(async move {
+            let only_processes = self.only_processes;
+            let local_state =
+                tokio::task::spawn_blocking(move || inspect_local(local.as_ref(), only_processes));
+            let (coordinator, here) = tokio::join!(self.of_coordinator(), local_state);
+            let (mut facts, here) = (coordinator?, here.unwrap_or_default());
+            (facts.processes, facts.mounts) = (here.processes, here.mounts);
+            (facts.dead_mounts, facts.restart) = (here.dead_mounts, here.restart);
+            let homes = tokio::task::spawn_blocking(move || {
+                if !only_processes {
+                    facts.homes = homes_here(&facts.processes, &facts.namespaces);
+                }
+                facts.names = users::of_owners(facts.owners_near());
+                facts
+            });
+            homes.await.map_err(|e| Error::unavailable(format!("cannot inspect homes: {e}")))
+        })
     }
 
     /// The volumes, by name, that have an inode of this number: one in each namespace at most.
-    pub async fn volumes_of(self: &Arc<Self>, inode: InodeId, facts: &Facts) -> Vec<String> {
+    pub(crate) async fn volumes_of(self: &Arc<Self>, inode: InodeId, facts: &Facts) -> Vec<String> {
         let mut names = Vec::new();
         for namespace in &facts.namespaces {
             let Ok(known) = &namespace.known else { continue };
@@ -128,11 +139,13 @@ impl Asker {
     }
 
     /// Closes its sessions.
-    pub async fn end(&self) {
-        let clients = std::mem::take(&mut *self.clients.lock().await);
-        for client in clients.into_values() {
-            let _ = self.env.clock.timeout(LAST_PATIENCE, client.shutdown()).await;
-        }
+    pub fn end(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let clients = std::mem::take(&mut *self.clients.lock().await);
+            for client in clients.into_values() {
+                let _ = self.env.clock.timeout(LAST_PATIENCE, client.shutdown()).await;
+            }
+        })
     }
 
     async fn client(&self, namespace: &str) -> Outcome<Client> {

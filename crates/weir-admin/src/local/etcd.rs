@@ -3,11 +3,6 @@
 //! They listen on the loopback address without certificates. For other uses the administrator sets up etcd.
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 
-/// The address of a member.
-pub fn url(member: &Process) -> String {
-    format!("http://127.0.0.1:{}", member.port)
-}
-
 fn peer_url(member: &Process) -> String {
     format!("http://127.0.0.1:{}", member.peer_port)
 }
@@ -18,8 +13,8 @@ pub fn args(local: &LocalCluster, member: &Process) -> Vec<String> {
     let pairs = [
         ("name", member.name.clone()),
         ("data-dir", member.path.join("data").display().to_string()),
-        ("listen-client-urls", url(member)),
-        ("advertise-client-urls", url(member)),
+        ("listen-client-urls", member.client_url()),
+        ("advertise-client-urls", member.client_url()),
         ("listen-peer-urls", peer_url(member)),
         ("initial-advertise-peer-urls", peer_url(member)),
         ("initial-cluster", members.collect::<Vec<_>>().join(",")),

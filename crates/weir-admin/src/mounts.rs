@@ -2,7 +2,7 @@
 //!
 //! Invariant: a check never hangs. A mount whose process is stopped blocks the thread that asks it; that
 //! thread is abandoned.
-use crate::commands::file;
+use crate::attribute;
 use crate::local::local_cluster::{LocalCluster, Process, RoleName};
 use rustix::io::Errno;
 use serde_json::Value;
@@ -39,11 +39,11 @@ pub fn other_dead(known: &[MountState]) -> Vec<PathBuf> {
 
 fn is_dead(path: &Path) -> bool {
     // An attribute that the mount answers from its memory, and the kernel never.
-    matches!(rustix::fs::lgetxattr(path, file::CLIENT, &mut [0; 0][..]), Err(Errno::NOTCONN))
+    matches!(rustix::fs::lgetxattr(path, attribute::CLIENT, &mut [0; 0][..]), Err(Errno::NOTCONN))
 }
 
 fn query(path: &Path) -> (Reach, Value) {
-    match file::ask(path, file::CLIENT) {
+    match attribute::ask(path, attribute::CLIENT) {
         Ok(answer) => (Reach::Answers, answer),
         Err(_) if is_dead(path) => (Reach::Dead, Value::Null),
         Err(_) => (Reach::Silent, Value::Null),

@@ -1,4 +1,6 @@
-//! Arguments that select the cluster of a command.
+//! Arguments that select the cluster of a command, and the certificate that it presents.
+use crate::certificate::use_file;
+use crate::failure::Outcome;
 use clap::{ArgGroup, Args, ValueHint};
 use std::path::PathBuf;
 use weir_env::Addr;
@@ -24,4 +26,20 @@ pub struct Status {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// The certificate of a command.
+#[derive(Args)]
+pub struct Presented {
+    /// Certificate with which this command shows who it is to nodes on other machines, like the admin.pem
+    /// of `weir init`
+    #[arg(long, global = true, value_name = "FILE", env = "WEIR_CERTIFICATE", hide_env_values = true, value_hint = ValueHint::FilePath, help_heading = CLUSTER_HEADING)]
+    pub certificate: Option<PathBuf>,
+}
+
+impl Presented {
+    /// From now on this process shows it to nodes on other machines.
+    pub fn present(&self) -> Outcome<()> {
+        self.certificate.as_deref().map_or(Ok(()), use_file)
+    }
 }

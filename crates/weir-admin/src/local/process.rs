@@ -1,10 +1,10 @@
-//! Background processes of this binary: started, identified by pid and start time, and stopped.
+//! Background processes of the program `weir`: started, identified by pid and start time, and stopped.
 //!
 //! A process is known by its pid file, which it writes itself: the pid on a line of its own, as programs
 //! expect it of such a file, then pid, start time and boot. A pid that was reused meanwhile has another start
 //! time and is never signalled.
 use crate::failure::{Doing, Failure, Outcome};
-use crate::log::rotation;
+use crate::rotation;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use weir_proto::Error;
 
@@ -160,10 +161,22 @@ pub fn wait_until(patience: Duration, mut condition: impl FnMut() -> bool) -> bo
     true
 }
 
+/// The program `weir`, if this process runs another one.
+static WEIR: OnceLock<PathBuf> = OnceLock::new();
+
+/// Names the program `weir` once, before anything starts.
+pub fn use_weir(program: PathBuf) {
+    let _ = WEIR.set(program); // the first one counts
+}
+
+fn weir() -> Outcome<PathBuf> {
+    WEIR.get().map_or_else(|| std::env::current_exe().doing("find this binary"), |named| Ok(named.clone()))
+}
+
 /// The program to start.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// This binary: it writes its pid file itself.
+    /// `weir`, usually this binary: it writes its pid file itself.
     Weir,
     /// Another one, which is ready when it listens at a port of the loopback address.
     Other { name: &'static str, port: u16 },
@@ -189,7 +202,7 @@ impl Launch {
     pub fn start(&self) -> Outcome<Child> {
         let _ = fs::remove_file(&self.pid_file);
         let (binary, name) = match self.program {
-            Program::Weir => (std::env::current_exe().doing("find this binary")?, "weir"),
+            Program::Weir => (weir()?, "weir"),
             Program::Other { name, .. } => (PathBuf::from(name), name),
         };
         let log = rotation::open(&self.log).doing(format_args!("open the log {}", self.log.display()))?;
@@ -212,6 +225,9 @@ impl Launch {
         match (self.program, e.kind()) {
             (Program::Other { .. }, std::io::ErrorKind::NotFound) => {
                 Failure::new(error, format!("install the package of {name} (Debian: {name}-server)"))
+            }
+            (Program::Weir, std::io::ErrorKind::NotFound) => {
+                Failure::new(error, "the program `weir` has to be beside this one, or in PATH")
             }
             _ => error.into(),
         }

@@ -42,23 +42,25 @@ const REGION: &str = "us-east-1";
 
 /// Refuses a home in the cluster of the coordinators `own`. A coordinator that does not answer here may
 /// answer the movers: they check, too.
-pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Outcome<()> {
-    let HomeUrl::Weir { coordinators, .. } = HomeUrl::parse(text)? else { return Ok(()) };
-    let there = coordinators.iter().map(|host| address(text, host)).collect::<Result<Vec<_>>>()?;
-    let env = weir_env::real::env();
-    let cluster_of = async |coordinators: &[Addr]| {
-        let who = Observer {
-            coordinators: coordinators.to_vec(),
-            cluster: None,
-            name: "weir relation".to_owned(),
-            role: Role::Console,
-            host: crate::observe::host_id(),
-            trust: crate::certificate::of_commands(),
+pub fn refuse_own_cluster<'a>(text: &'a str, own: &'a [Addr]) -> BoxFuture<'a, crate::failure::Outcome<()>> {
+    Box::pin(async move {
+        let HomeUrl::Weir { coordinators, .. } = HomeUrl::parse(text)? else { return Ok(()) };
+        let there = coordinators.iter().map(|host| address(text, host)).collect::<Result<Vec<_>>>()?;
+        let env = weir_env::real::env();
+        let cluster_of = async |coordinators: &[Addr]| {
+            let who = Observer {
+                coordinators: coordinators.to_vec(),
+                cluster: None,
+                name: "weir relation".to_owned(),
+                role: Role::Console,
+                host: crate::observe::host_id(),
+                trust: crate::certificate::of_commands(),
+            };
+            Cluster::observe(&env, who, PROBE_PATIENCE).await.map(|cluster| cluster.id()).ok()
         };
-        Cluster::observe(&env, who, PROBE_PATIENCE).await.map(|cluster| cluster.id()).ok()
-    };
-    let Some(found) = cluster_of(&there).await else { return Ok(()) };
-    if cluster_of(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }
+        let Some(found) = cluster_of(&there).await else { return Ok(()) };
+        if cluster_of(own).await == Some(found) { Err(in_own_cluster(text).into()) } else { Ok(()) }
+    })
 }
 
 /// Warns of a directory to which a volume is not copied, or not as one may expect. It is this machine's:
@@ -66,7 +68,7 @@ pub async fn refuse_own_cluster(text: &str, own: &[Addr]) -> crate::failure::Out
 pub fn warn_of_directory(text: &str) -> Result<()> {
     let HomeUrl::File { path } = HomeUrl::parse(text)? else { return Ok(()) };
     let shown = path.display();
-    if crate::commands::file::ask(&path, crate::commands::file::CLIENT).is_ok() {
+    if crate::attribute::ask(&path, crate::attribute::CLIENT).is_ok() {
         eprintln!("warning: {shown} is on a Weir file system: movers refuse a home in the volume's own one");
     }
     let is_used = std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
@@ -196,14 +198,16 @@ impl Homes {
     }
 
     /// Ends the sessions in other Weirs.
-    pub async fn close(&self) {
-        let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
-        for (client, renewing) in clients {
-            renewing.iter().for_each(TaskHandle::abort);
-            if let Err(e) = client.shutdown().await {
-                tracing::debug!("close the session at home: {e}"); // it expires by itself
+    pub fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
+            for (client, renewing) in clients {
+                renewing.iter().for_each(TaskHandle::abort);
+                if let Err(e) = client.shutdown().await {
+                    tracing::debug!("close the session at home: {e}"); // it expires by itself
+                }
             }
-        }
+        })
     }
 
     async fn open_home(&self, which: &HomeOf) -> Outcome<Arc<dyn Home>> {
@@ -315,7 +319,7 @@ impl Homes {
 /// A home in the file system itself would be copied into itself, and a mover would wait for itself.
 fn check_outside(path: &Path, cluster: ClusterId) -> Outcome<()> {
     let Ok(real) = std::fs::canonicalize(path) else { return Ok(()) }; // opening it will return the error
-    let Ok(client) = crate::commands::file::ask(&real, crate::commands::file::CLIENT) else { return Ok(()) }; // not Weir
+    let Ok(client) = crate::attribute::ask(&real, crate::attribute::CLIENT) else { return Ok(()) }; // not Weir
     match client["cluster"] == cluster.to_string() {
         true => Err(Fault::Denied(Error::denied(format!(
             "the home {} lies in the file system whose volume it is to be a home of: name a place outside of it",

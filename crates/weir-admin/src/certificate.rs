@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use weir_coord::{Cluster, Observer};
-use weir_env::Env;
+use weir_env::{BoxFuture, Env};
 use weir_proto::enrol::{CertificateKept, IssueCertificate, RenewCertificate};
 use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, Result};
@@ -102,28 +102,30 @@ impl Own {
 }
 
 /// Renews it when that is due, and retries after a while if that fails.
-pub async fn keep(env: Env, own: Own, who: Observer) {
-    let mut authorities = own.trust.authorities();
-    loop {
-        let known = authorities.borrow().clone();
-        let mut wait = CHECK_EVERY;
-        if own.is_due(&known) {
-            match renew(&env, &own, who.clone()).await {
-                Ok(()) => tracing::info!("the certificate {} is renewed", own.file.display()),
-                Err(e) => {
-                    wait = TRY_AGAIN;
-                    tracing::error!(
-                        "the certificate {} was not renewed: {e}; it is tried again in {wait:?}",
-                        own.file.display()
-                    );
+pub fn keep(env: Env, own: Own, who: Observer) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let mut authorities = own.trust.authorities();
+        loop {
+            let known = authorities.borrow().clone();
+            let mut wait = CHECK_EVERY;
+            if own.is_due(&known) {
+                match renew(&env, &own, who.clone()).await {
+                    Ok(()) => tracing::info!("the certificate {} is renewed", own.file.display()),
+                    Err(e) => {
+                        wait = TRY_AGAIN;
+                        tracing::error!(
+                            "the certificate {} was not renewed: {e}; it is tried again in {wait:?}",
+                            own.file.display()
+                        );
+                    }
                 }
             }
+            let changed = authorities.wait_for(|authorities| *authorities != known);
+            if let Ok(Err(_)) = env.clock.timeout(wait, changed).await {
+                return; // the process ends
+            }
         }
-        let changed = authorities.wait_for(|authorities| *authorities != known);
-        if let Ok(Err(_)) = env.clock.timeout(wait, changed).await {
-            return; // the process ends
-        }
-    }
+    })
 }
 
 async fn renew(env: &Env, own: &Own, who: Observer) -> Result<()> {
@@ -169,7 +171,7 @@ pub fn role_of_commands() -> Role {
 }
 
 /// No process renews a person's certificate: the commands that present it do.
-pub async fn renew_that_of_commands(cluster: &Cluster) {
+pub(crate) async fn renew_that_of_commands(cluster: &Cluster) {
     let Some(own) = OF_COMMANDS.get().and_then(|own| own.as_ref()) else { return };
     let authorities: Vec<Pin> = cluster.map().authorities.iter().copied().map(Pin).collect();
     if own.is_due(&authorities)

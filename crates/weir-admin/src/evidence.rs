@@ -2,19 +2,23 @@
 //!
 //! Invariant: nothing here waits for long, even if processes hang: each query has a deadline, and a missing
 //! answer is evidence, too.
-use super::PATIENCE;
-use crate::commands::collect::Asker;
-use crate::commands::{file, mounts, tiering};
+use crate::attribute;
+use crate::collect::Asker;
 use crate::failure::Outcome;
 use crate::local::local_cluster::LocalCluster;
+use crate::mounts;
 use crate::users;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use weir_diagnose::{Answers, Evidence, FileFacts};
+use weir_env::BoxFuture;
 use weir_proto::watch::{GetTop, ListWaits, Top, WaitsListed};
 use weir_proto::{ErrorKind, InodeId};
 
+/// How long each process may take to answer.
+const PATIENCE: Duration = Duration::from_millis(1000);
 /// Ended waits of this time count, too.
 const ENDED_WITHIN_S: u32 = 3600;
 /// A younger wait explains no delay that a user notices.
@@ -30,10 +34,10 @@ pub fn threads_of(pid: u32) -> Vec<u32> {
 
 /// The mount's facts about a path; an error: it does not answer, so the program's call hangs there as well.
 pub fn of_path(path: &Path) -> Outcome<Option<FileFacts>> {
-    let ask = |attribute: &'static str| mounts::ask(path, move |path| file::ask(path, attribute));
-    let (stat, layout) = (ask(file::STAT), ask(file::LAYOUT));
-    let (locks, state) = (ask(file::LOCKS), ask(tiering::STATE));
-    let client = ask(file::CLIENT);
+    let ask = |name: &'static str| mounts::ask(path, move |path| attribute::ask(path, name));
+    let (stat, layout) = (ask(attribute::STAT), ask(attribute::LAYOUT));
+    let (locks, state) = (ask(attribute::LOCKS), ask(attribute::STATE));
+    let client = ask(attribute::CLIENT);
     let Some(stat) = stat.answer() else { return Ok(None) };
     let of =
         |asked: &mounts::Asked<Outcome<Value>>| asked.answer().and_then(Outcome::ok).unwrap_or(Value::Null);
@@ -42,35 +46,43 @@ pub fn of_path(path: &Path) -> Outcome<Option<FileFacts>> {
 }
 
 /// Queries all processes, the coordinator and the leaders in parallel.
-pub async fn collect(
+pub fn collect(
     asker: &Arc<Asker>,
     local: Option<LocalCluster>,
     file: Option<FileFacts>,
-) -> Outcome<Evidence> {
-    let (waits, top) = (ListWaits { min_ms: MIN_MS, since_s: ENDED_WITHIN_S }, GetTop { seconds: TOP_S });
-    let cluster = &asker.cluster;
-    let (facts, waits, tops) = tokio::join!(
-        asker.facts(local),
-        cluster.collect::<_, WaitsListed>(&waits, PATIENCE),
-        cluster.collect::<_, Top>(&top, PATIENCE),
-    );
-    // Users may ask about their files; the waits and the work of others are for administrators.
-    let is_partial = waits.as_ref().is_err_and(|e| e.kind == ErrorKind::Denied);
-    let waits = if is_partial { Ok(Vec::new()) } else { waits };
-    let (facts, collected, tops) = (facts?, waits?, tops.unwrap_or_default());
-    let mut evidence = Evidence::of(facts, collected, tops, is_partial);
-    evidence.users = users::of(evidence.users_in());
-    about(&mut evidence, asker, file).await;
-    Ok(evidence)
+) -> BoxFuture<'_, Outcome<Evidence>> {
+    Box::pin(async move {
+        let (waits, top) = (ListWaits { min_ms: MIN_MS, since_s: ENDED_WITHIN_S }, GetTop { seconds: TOP_S });
+        let cluster = &asker.cluster;
+        let (facts, waits, tops) = tokio::join!(
+            asker.facts(local),
+            cluster.collect::<_, WaitsListed>(&waits, PATIENCE),
+            cluster.collect::<_, Top>(&top, PATIENCE),
+        );
+        // Users may ask about their files; the waits and the work of others are for administrators.
+        let is_partial = waits.as_ref().is_err_and(|e| e.kind == ErrorKind::Denied);
+        let waits = if is_partial { Ok(Vec::new()) } else { waits };
+        let (facts, collected, tops) = (facts?, waits?, tops.unwrap_or_default());
+        let mut evidence = Evidence::of(facts, collected, tops, is_partial);
+        evidence.users = users::of(evidence.users_in());
+        about(&mut evidence, asker, file).await;
+        Ok(evidence)
+    })
 }
 
 /// From now on it is evidence about this file.
-pub async fn about(evidence: &mut Evidence, asker: &Arc<Asker>, file: Option<FileFacts>) {
-    evidence.volumes_of_file = match &file {
-        Some(file) => asker.volumes_of(InodeId(file.inode), &evidence.facts).await,
-        None => Vec::new(),
-    };
-    evidence.file = file;
+pub fn about<'a>(
+    evidence: &'a mut Evidence,
+    asker: &'a Arc<Asker>,
+    file: Option<FileFacts>,
+) -> BoxFuture<'a, ()> {
+    Box::pin(async move {
+        evidence.volumes_of_file = match &file {
+            Some(file) => asker.volumes_of(InodeId(file.inode), &evidence.facts).await,
+            None => Vec::new(),
+        };
+        evidence.file = file;
+    })
 }
 
 #[cfg(test)]

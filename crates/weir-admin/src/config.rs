@@ -6,7 +6,7 @@ use crate::failure::{Failure, Outcome, did_you_mean};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, path::PathBuf, str::FromStr, time::Duration};
 use weir_client::ClientConfig;
-use weir_coord::etcd::StorePlace;
+use weir_coord::etcd::{EtcdConfig, StorePlace};
 use weir_env::Addr;
 use weir_fuse::Transport;
 use weir_proto::map::{Scheme, Settings};
@@ -258,6 +258,19 @@ pub fn settings(coord: &Coord) -> Settings {
         cell_shift: (coord.cell_kib * 1024).trailing_zeros() as u8,
         lease_ms: coord.lease_ms,
         target_silence_ms: coord.target_silence_ms,
+    }
+}
+
+impl EtcdAccess {
+    /// For the etcd with these endpoints.
+    pub fn at(&self, endpoints: &[String]) -> EtcdConfig {
+        EtcdConfig {
+            endpoints: endpoints.to_vec(),
+            prefix: self.prefix.clone(),
+            ca: self.ca.clone(),
+            certificate: self.certificate.clone(),
+            key: self.key.clone(),
+        }
     }
 }
 

@@ -1,14 +1,14 @@
 //! `weir unmount`; with `--forget` it also takes a mount out of a cluster of this machine, so that `weir up`
 //! does not mount it again.
+use super::args::Unmount;
 use super::local_cluster::{LocalCluster, RoleName, absolute};
 use super::process::{PidFile, wait_until};
 use super::up::{STOP_PATIENCE, lock};
-use crate::cli;
 use crate::failure::{Failure, Outcome};
 use std::path::Path;
 use weir_proto::Error;
 
-pub fn unmount(args: &cli::Unmount) -> Outcome<()> {
+pub fn unmount(args: &Unmount) -> Outcome<()> {
     match &args.forget {
         Some(dir) => forget_mount(&args.path, dir, args.lazy),
         None => weir_fuse::unmount(&args.path, args.lazy).map_err(Failure::from),

@@ -1,8 +1,8 @@
 //! `weir down`: ends the processes of a local cluster in order, mounts first.
 use super::STOP_PATIENCE;
 use super::launch::clear_dead_mount;
-use crate::cli_local::Down;
 use crate::failure::{Doing, Failure, Outcome};
+use crate::local::args::Down;
 use crate::local::local_cluster::{Kept, LocalCluster, Process, RoleName};
 use crate::local::process::{PidFile, mounts_elsewhere};
 use crate::table;

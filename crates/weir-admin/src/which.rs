@@ -1,8 +1,8 @@
 //! The cluster of a command: by a directory, addresses, the mount of the working directory, or the machine's
 //! own cluster.
+use crate::attribute;
 use crate::certificate::{self, ADMIN_CERTIFICATE, CERTIFICATE};
 use crate::cluster_args::Status;
-use crate::commands::file;
 use crate::config;
 use crate::failure::{Doing, Failure, Outcome};
 use crate::local::local_cluster::LocalCluster;
@@ -77,7 +77,7 @@ fn require_lead(dir: &Path, all: &[Addr]) -> Outcome<()> {
 fn socket_of_mount(path: &Path) -> Outcome<Addr> {
     let hint = "name the cluster: --dir DIR (or the variable WEIR_DIR), --coordinator ADDR, or --at PATH with a path in a \
                 mounted file system";
-    let answer = file::ask(path, file::SOCKET).map_err(|_| {
+    let answer = attribute::ask(path, attribute::SOCKET).map_err(|_| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let error = format!("no cluster is named, and {} is not on a Weir file system", path.display());
         Failure::new(Error::invalid(error), hint)
