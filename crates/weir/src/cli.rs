@@ -1,6 +1,5 @@
 //! The command line: nouns and verbs, declared once; help, completion and man pages follow from it.
 pub use crate::cli_file::*;
-pub use crate::cli_local::*;
 pub use crate::cli_nodes::*;
 pub use crate::cli_roles::*;
 pub use crate::cli_targets::*;
@@ -8,7 +7,7 @@ pub use crate::cli_watch::*;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use std::net::IpAddr;
 use std::path::PathBuf;
-pub use weir_admin::cluster_args::{CLUSTER_HEADING, DIR_VARIABLE, Status};
+pub use weir_admin::cluster_args::{DIR_VARIABLE, Presented, Status};
 pub use weir_admin::local::args::{Down, Unmount, Up};
 use weir_proto::network::Network;
 
@@ -22,10 +21,8 @@ use weir_proto::network::Network;
     propagate_version = true
 )]
 pub struct Cli {
-    /// Certificate with which this command shows who it is to nodes on other machines, like the admin.pem
-    /// of `weir init`
-    #[arg(long, global = true, value_name = "FILE", env = "WEIR_CERTIFICATE", hide_env_values = true, value_hint = ValueHint::FilePath, help_heading = CLUSTER_HEADING)]
-    pub certificate: Option<PathBuf>,
+    #[command(flatten)]
+    pub presented: Presented,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -34,6 +31,7 @@ const AFTER_HELP: &str = "\
 A cluster on this machine in one command: weir up --dir DIR --mount PATH
 
 The variable WEIR_DIR replaces --dir in commands that take a cluster's directory.
+Measurements and a demonstration have a program of their own: weir-bench.
 
 Exit status:
    0  done
@@ -127,11 +125,6 @@ pub enum Command {
     Audit(AuditCommand),
     /// Decode a target's directory offline
     Inspect(Inspect),
-    /// Measure with workloads that verify what they read
-    #[command(subcommand)]
-    Bench(crate::bench::Bench),
-    /// Take two detectors' data while a storage process is killed, and verify every byte
-    Demo(Demo),
     /// Mount in the foreground
     Mount(MountRole),
     /// Unmount; also a mount whose process died

@@ -8,10 +8,8 @@
     reason = "the outermost shell starts processes, reads pid files and mounts; nothing of it runs in the simulator"
 )]
 
-mod bench;
 mod cli;
 mod cli_file;
-mod cli_local;
 mod cli_namespace;
 mod cli_nodes;
 mod cli_roles;
@@ -35,15 +33,16 @@ mod unit;
 
 use clap::Parser;
 use std::process::ExitCode;
-use weir_admin::failure::{Failure, Outcome};
+use weir_admin::failure::Outcome;
 use weir_admin::local::{forget, up};
-use weir_proto::{Error, ErrorKind};
+use weir_admin::{config, program, rotation, s3_keys};
+use weir_proto::Error;
 
 #[global_allocator]
 static ALLOCATOR: weir_env::real::Allocator = weir_env::real::Allocator;
 
 fn main() -> ExitCode {
-    end_quietly_on_a_closed_pipe();
+    program::end_quietly_on_a_closed_pipe();
     let words: Vec<_> = std::env::args_os().collect();
     match completion::answer(&words) {
         Ok(false) => {}
@@ -56,8 +55,7 @@ fn main() -> ExitCode {
     }
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
-        Err(e) if is_json && e.use_stderr() => return usage_as_json(&likeliest_first(e)),
-        Err(e) => likeliest_first(e).exit(),
+        Err(e) => return program::wrong_usage(e, is_json),
     };
     if let Err(failure) = wrong_clock_of_a_test() {
         return ended(Err(failure), Says::Text(None));
@@ -66,9 +64,8 @@ fn main() -> ExitCode {
     let environment = roles::Environment {
         log: std::env::var("WEIR_LOG").ok(),
         log_file: log_file(),
-        frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
-        s3_keys: weir_admin::s3_keys::of_environment(|name| std::env::var(name).ok()),
+        s3_keys: s3_keys::of_environment(|name| std::env::var(name).ok()),
         journal: std::env::var("JOURNAL_STREAM").ok(),
         notify: notify::Variables {
             socket: std::env::var_os("NOTIFY_SOCKET"),
@@ -77,7 +74,7 @@ fn main() -> ExitCode {
         },
     };
     let says = if is_json { Says::Json } else { Says::Text(environment.journal.as_deref()) };
-    if let Some(Err(failure)) = cli.certificate.as_deref().map(weir_admin::certificate::use_file) {
+    if let Err(failure) = cli.presented.present() {
         return ended(Err(failure), says);
     }
     ended(run(cli.command, &environment), says)
@@ -96,32 +93,7 @@ fn wrong_clock_of_a_test() -> Outcome<()> {
 fn log_file() -> Option<log::LogFile> {
     let path = std::env::var_os("WEIR_LOG_FILE")?.into();
     let limit = std::env::var("WEIR_LOG_BYTES").ok().and_then(|bytes| bytes.parse().ok());
-    Some(log::LogFile { path, bytes_max: limit.unwrap_or(weir_admin::rotation::FILE_BYTES_MAX) })
-}
-
-/// Of several words that may have been meant the likeliest comes first.
-fn likeliest_first(mut e: clap::Error) -> clap::Error {
-    use clap::error::{ContextKind, ContextValue};
-    let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else { return e };
-    let word = word.clone();
-    let Some(ContextValue::Strings(words)) = e.get(ContextKind::SuggestedSubcommand) else { return e };
-    let mut words = words.clone();
-    weir_admin::failure::nearest_first(&word, &mut words);
-    e.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(words));
-    e
-}
-
-/// A command that was not understood, for a program: the first line, and the rest as the hint.
-fn usage_as_json(e: &clap::Error) -> ExitCode {
-    let text = e.to_string();
-    let (error, hint) = text.split_once('\n').unwrap_or((&text, ""));
-    let lines: Vec<&str> = hint.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let error = Error::of_text(ErrorKind::Invalid, error.trim_start_matches("error: ").trim());
-    let failure = match lines.is_empty() {
-        true => error.into(),
-        false => Failure::new(error, lines.join("; ")),
-    };
-    ended(Err(failure), Says::Json)
+    Some(log::LogFile { path, bytes_max: limit.unwrap_or(rotation::FILE_BYTES_MAX) })
 }
 
 /// How a failure is printed.
@@ -134,28 +106,14 @@ enum Says<'a> {
 }
 
 fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
-    match done {
-        Ok(code) => code,
-        Err(failure) => {
-            match says {
-                Says::Text(journal) => eprintln!("{}", log::last_words(&failure.to_string(), journal)),
-                Says::Json => eprintln!("{}", failure.as_json()),
-            }
+    match (done, says) {
+        (Ok(code), _) => code,
+        (Err(failure), Says::Json) => program::failed(&failure, true),
+        (Err(failure), Says::Text(journal)) => {
+            eprintln!("{}", log::last_words(&failure.to_string(), journal));
             ExitCode::from(failure.kind().exit_code())
         }
     }
-}
-
-/// `weir status | head -1`: a closed pipe is not a failure.
-fn end_quietly_on_a_closed_pipe() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
-        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
-            std::process::exit(0);
-        }
-        usual(panic);
-    }));
 }
 
 /// Limits of users and groups have a file of their own.
@@ -217,8 +175,6 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Access(command) => commands::access::run(&command),
         Command::Audit(command) => return commands::audit::run(&command),
         Command::Inspect(args) => return commands::inspect::inspect(&args),
-        Command::Bench(bench) => return bench::run(bench, environment),
-        Command::Demo(args) => return bench::demo::demo(&args, environment),
         Command::Mount(args) => roles::mount(&args, environment),
         Command::Unmount(args) => forget::unmount(&args),
         Command::Coord(args) => roles::coord(&args, environment),
@@ -226,7 +182,7 @@ fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitC
         Command::Storage(args) => roles::storage(&args, environment),
         Command::Mover(args) => roles::mover(&args, environment),
         Command::Config(ConfigCommand::Reference) => {
-            print!("{}", weir_admin::config::reference());
+            print!("{}", config::reference());
             Ok(())
         }
         Command::Config(ConfigCommand::Check { file }) => roles::check_file(&file),

@@ -275,11 +275,6 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("weir-mover", "With the configuration of weir join:", "weir mover --config /var/lib/weir/v1/mover.toml"),
     ("weir-inspect", "Verify each checksum of a stopped target:", "weir inspect --check /weir/t1"),
     (
-        "weir-bench-stream",
-        "A stream beside that of the raw disk:",
-        "weir bench stream --baseline /tmp /mnt/weir",
-    ),
-    (
         "weir-config-check",
         "Before a role is started with it:",
         "weir config check /var/lib/weir/s1/storage.toml",

@@ -48,8 +48,6 @@ pub struct Environment {
     pub log: Option<String>,
     /// `WEIR_LOG_FILE`, from `weir up`: the file behind standard error. Tests limit it by `WEIR_LOG_BYTES`.
     pub log_file: Option<log::LogFile>,
-    /// `WEIR_FRAMES`: directory of real detector frames.
-    pub frames: Option<PathBuf>,
     /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
     pub kill_at: Option<String>,
     /// `AWS_ACCESS_KEY_ID` and others: a mover's keys for S3 if the home's URL names no file.

@@ -1,4 +1,4 @@
-//! `weir bench home`: how fast data is shipped home while it is written, and the cost of that. On a cluster
+//! `weir-bench home`: how fast data is shipped home while it is written, and the cost of that. On a cluster
 //! of its own.
 //!
 //! Each part is a volume with a directory as its home, observed from outside. The raw figure next to the
@@ -7,8 +7,8 @@
 mod grid;
 mod wire;
 
-use crate::bench::demo::Stage;
-use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site};
+use crate::relation_load::{self, Live, PART, Plan, Seen, Site};
+use crate::stage::{Stage, end_on_signal};
 use clap::{Args, ValueEnum};
 use rustix::process::Signal;
 use std::fs::{self, File};
@@ -125,7 +125,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
         return Err(weir_admin::failure::Failure::new(error, "name it in a command of its own"));
     }
     let stage = Stage::prepare(options.dir.as_deref(), "weir-bench-home")?;
-    let stage = crate::bench::demo::end_on_signal(stage);
+    let stage = end_on_signal(stage);
     let measured = match options.what.contains(&What::Grid) {
         true => grid::measure(options, &stage),
         false => measure(options, &stage),

@@ -1,4 +1,5 @@
 //! The metadata role measured alone: one session, as many requests in flight as it has slots.
+use crate::spinner::spinner;
 use bytes::Bytes;
 use clap::{Args, ValueHint};
 use serde_json::json;
@@ -58,15 +59,15 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
         .enable_all()
         .build()
         .doing("start a runtime")?;
-    let bar = crate::bench::spinner("measuring the metadata role");
+    let bar = spinner("measuring the metadata role");
     let rates = runtime.block_on(async {
         let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &coordinators, "weir bench meta").await?;
+        let cluster = observe::observe(&env, &coordinators, "weir-bench meta").await?;
         let namespace = cluster.map().namespaces.first().cloned();
         let namespace = namespace.ok_or_else(|| Error::unavailable("the cluster has no namespace yet"))?;
         let channel = cluster.meta_leader(&namespace.name, Arc::new(NoService))?;
         let open =
-            SessionOpen { namespace: namespace.id, client: "weir bench meta".into(), process: own_process() };
+            SessionOpen { namespace: namespace.id, client: "weir-bench meta".into(), process: own_process() };
         let (SessionOpened { session, .. }, _) = channel.call(&open, Vec::new(), PATIENCE).await?;
         let alive =
             env.tasks.spawn("keep the session alive", keep_alive(env.clone(), channel.clone(), session));

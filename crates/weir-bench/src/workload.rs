@@ -1,26 +1,16 @@
-//! `weir bench`: the workloads of `weir-load` on any mounted file system, alone or in parallel, and the
-//! metadata role alone over RPC.
-pub mod demo;
-pub mod home;
-pub mod meta;
-pub mod relation_load;
-pub mod requests;
-
-use crate::roles::Environment;
-use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+//! The workloads of `weir-load` on any mounted file system, alone or several in turns, and their clean-up.
+use crate::spinner::spinner;
+use clap::Args;
+use indicatif::ProgressBar;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use weir_admin::failure::{Doing, Outcome};
-use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_admin::local::local_cluster::{LocalCluster, Process, RoleName};
 use weir_admin::local::process::PidFile;
-use weir_load::{
-    Common, CpuRole, Report, Watched, compare, detector, fsync, mdtest, shared, smallfile, stream,
-};
+use weir_admin::observe;
+use weir_load::{Common, CpuRole, Report, Watched, compare};
 
 /// Exit code when everything ran but bytes were wrong: "the answer is no".
 const WRONG: u8 = 1;
@@ -53,53 +43,8 @@ pub struct Compare {
     pub json: bool,
 }
 
-#[derive(Subcommand)]
-pub enum Bench {
-    /// The same rows on several directories, in one interleaved run
-    Compare(Compare),
-    /// Detectors that write frames at their rate, read back and compared
-    Detector(Printed<detector::Options>),
-    /// A file per worker: write, cold read, warm read
-    Stream(Printed<stream::Options>),
-    /// Interleaved records of several workers in one file
-    Shared(Printed<shared::Options>),
-    /// Empty files: create, stat, remove
-    Mdtest(Printed<mdtest::Options>),
-    /// Small files in one directory
-    Smallfile(Printed<smallfile::Options>),
-    /// Latency of a small write with fsync
-    Fsync(Printed<fsync::Options>),
-    /// The metadata role alone, over RPC: creates and stats, many in flight
-    Meta(meta::Options),
-    /// Cost of single operations: kernel requests, messages, thread changes
-    Requests(requests::Options),
-    /// A volume with a home: lag, rates, eviction, a mover that is killed
-    Home(home::Options),
-    /// Runs a part of a workload for another process
-    #[command(hide = true)]
-    Worker,
-}
-
-pub fn run(bench: Bench, environment: &Environment) -> Outcome<ExitCode> {
-    match bench {
-        Bench::Compare(args) => compared(&args),
-        Bench::Detector(mut args) => {
-            args.options.frames = args.options.frames.or_else(|| environment.frames.clone());
-            one(args, |o| &mut o.common, detector::run)
-        }
-        Bench::Stream(args) => one(args, |o| &mut o.common, stream::run),
-        Bench::Shared(args) => one(args, |o| &mut o.common, shared::run),
-        Bench::Mdtest(args) => one(args, |o| &mut o.common, mdtest::run),
-        Bench::Smallfile(args) => one(args, |o| &mut o.common, smallfile::run),
-        Bench::Fsync(args) => one(args, |o| &mut o.common, fsync::run),
-        Bench::Meta(options) => meta::run(&options),
-        Bench::Requests(options) => requests::run(&options),
-        Bench::Home(options) => home::run(&options),
-        Bench::Worker => Ok(weir_load::worker_main().map(|()| ExitCode::SUCCESS)?),
-    }
-}
-
-fn one<O: Args>(
+/// Runs it on this machine.
+pub fn one<O: Args>(
     mut args: Printed<O>,
     common: impl Fn(&mut O) -> &mut Common,
     workload: impl Fn(&O) -> weir_proto::Result<Report>,
@@ -124,7 +69,7 @@ fn one<O: Args>(
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(WRONG) })
 }
 
-fn compared(args: &Compare) -> Outcome<ExitCode> {
+pub fn compared(args: &Compare) -> Outcome<ExitCode> {
     let stop = stop_on_signal();
     let bar = spinner("comparing");
     let compared = compare::run(&args.options, &stop, &Shown(bar.clone()));
@@ -192,7 +137,7 @@ fn stop_on_signal() -> Arc<compare::Stop> {
 /// may hang.
 fn on_signal(made: &'static str, first: impl Fn() + Send + 'static) {
     std::thread::spawn(move || {
-        let waited = weir_admin::observe::block_on(async {
+        let waited = observe::block_on(async {
             use tokio::signal::unix::{SignalKind, signal};
             let mut int = signal(SignalKind::interrupt()).doing("listen for SIGINT")?;
             let mut term = signal(SignalKind::terminate()).doing("listen for SIGTERM")?;
@@ -220,7 +165,7 @@ fn on_signal(made: &'static str, first: impl Fn() + Send + 'static) {
 /// The processes of a cluster that run on this machine.
 pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
     let local = LocalCluster::open(dir)?;
-    let watched = |p: &weir_admin::local::local_cluster::Process| {
+    let watched = |p: &Process| {
         let running = PidFile::read(&local.pid_file(p)).filter(PidFile::alive)?;
         let role = match p.role {
             RoleName::Mount | RoleName::Mover | RoleName::Console => CpuRole::Client,
@@ -234,16 +179,5 @@ pub fn processes_of(dir: &Path) -> Outcome<Vec<Watched>> {
 
 fn worker_command() -> Outcome<Vec<String>> {
     let binary = std::env::current_exe().doing("find this binary")?;
-    Ok(vec![binary.display().to_string(), "bench".into(), "worker".into()])
-}
-
-/// A spinner, on a terminal only.
-pub fn spinner(what: &'static str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner().with_message(what);
-    bar.set_style(ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a valid template"));
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+    Ok(vec![binary.display().to_string(), "worker".into()])
 }

@@ -1,25 +1,25 @@
-//! `weir demo`: the main job, from an empty directory to an empty directory. Detectors write at their rate, a
-//! storage process is killed at half time, everything is read back and compared; then a volume streams home
-//! (`home.rs`); and the directory is as it was before.
+//! `weir-bench demo`: the main job, from an empty directory to an empty directory. Detectors write at their
+//! rate, a storage process is killed at half time, everything is read back and compared; then a volume
+//! streams home (`home.rs`); and the directory is as it was before.
 //!
 //! The rate is measured first, so that this machine can sustain it. Delays are reported; the demo fails only
 //! for wrong or missing bytes.
 mod home;
 
-use crate::bench::spinner;
-use crate::cli_local::Demo;
-use crate::roles::Environment;
+use crate::spinner::spinner;
+use crate::stage::{Stage, end_on_signal};
+use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::failure::{Doing, Outcome};
 use weir_admin::local::args::Up;
 use weir_admin::local::local_cluster::{LocalCluster, RoleName};
 use weir_admin::local::process::PidFile;
@@ -37,90 +37,30 @@ const VICTIM: &str = "storage-3";
 const POLL: Duration = Duration::from_millis(2);
 const NOTICE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The cluster of the demo; removed with it in every outcome.
-pub struct Stage {
-    root: PathBuf,
-    made_root: bool,
-    pub mount: PathBuf,
-    ended: AtomicBool,
-}
-
-impl Stage {
-    /// `dir`, or a new one called after `name`; with a mount point, and otherwise empty.
-    pub fn prepare(dir: Option<&Path>, name: &str) -> Outcome<Stage> {
-        let root = match dir {
-            Some(dir) => weir_admin::local::local_cluster::absolute(dir)?,
-            None => std::env::temp_dir().join(format!("{name}-{}", std::process::id())),
-        };
-        let made_root = !root.exists();
-        let mount = root.join("mnt");
-        fs::create_dir_all(&mount).doing(format_args!("make {}", mount.display()))?;
-        let stage = Stage { root, made_root, mount, ended: AtomicBool::new(false) };
-        if let Some(there) = [stage.cluster_dir(), stage.home()].into_iter().find(|dir| dir.exists()) {
-            stage.ended.store(true, Ordering::Release); // not this demo's to remove
-            let error = Error::exists(format!("{} exists already", there.display()));
-            return Err(Failure::new(
-                error,
-                "name another --dir, or stop that cluster with `weir down` and remove it",
-            ));
-        }
-        weir_fuse::preflight(&stage.mount)?;
-        Ok(stage)
-    }
-
-    pub fn cluster_dir(&self) -> PathBuf {
-        self.root.join("cluster")
-    }
-    pub fn home(&self) -> PathBuf {
-        self.root.join("home")
-    }
-    /// Directory and mount point of a second cluster, for callers that need one.
-    pub fn second_cluster(&self) -> (PathBuf, PathBuf) {
-        (self.root.join("beside"), self.root.join("beside-mnt"))
-    }
-    pub fn end(&self) -> Outcome<()> {
-        if self.ended.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        let (second_cluster, second_mount) = self.second_cluster();
-        for cluster in [second_cluster, self.cluster_dir()] {
-            if let Ok(local) = LocalCluster::open(&cluster) {
-                wake(&local);
-                up::take_down(&local)?;
-            }
-            if cluster.exists() {
-                fs::remove_dir_all(&cluster).doing("remove the demo's cluster")?;
-            }
-        }
-        if self.home().exists() {
-            fs::remove_dir_all(self.home()).doing("remove the demo's home directory")?;
-        }
-        for mount in [&self.mount, &second_mount] {
-            fs::remove_dir(mount)
-                .or_else(|e| if mount.exists() { Err(e) } else { Ok(()) })
-                .doing("remove the demo's mount point")?;
-        }
-        if self.made_root {
-            fs::remove_dir(&self.root).doing("remove the demo's directory")?;
-        }
-        Ok(())
-    }
-}
-/// A stopped process cannot end.
-fn wake(local: &LocalCluster) {
-    for mount in local.of_role(RoleName::Mount) {
-        if let Some(pid) = PidFile::read(&local.pid_file(mount)) {
-            let _ = pid.signal(Signal::CONT); // it has ended already
-        }
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        if let Err(e) = self.end() {
-            eprintln!("{}", e.doing("clean up after the demo"));
-        }
-    }
+#[derive(Args)]
+pub struct Options {
+    /// Directory for the cluster, its targets and its mount [default: a new one in the system's temporary
+    /// directory]
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// How long the detectors run, in seconds
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
+    pub seconds: u32,
+    /// Frames per second of each detector [default: well below what this machine can do, at most 25]
+    #[arg(long)]
+    pub hz: Option<f64>,
+    /// Detectors
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub detectors: u32,
+    /// Keep the cluster in memory instead of on the disk
+    #[arg(long)]
+    pub memory: bool,
+    /// Directory of real frames (*.cbf, *.cbf.bz2) [default: WEIR_FRAMES, else synthesized]
+    #[arg(long, value_hint = ValueHint::DirPath)]
+    pub frames: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What happened to the storage process.
@@ -129,41 +69,16 @@ struct Kill {
     noticed_ms: Option<f64>,
 }
 
-pub fn demo(args: &Demo, environment: &Environment) -> Outcome<ExitCode> {
+pub fn run(args: &Options, frames: Option<PathBuf>) -> Outcome<ExitCode> {
     let stage = end_on_signal(Stage::prepare(args.dir.as_deref(), "weir-demo")?);
-    let result = play(args, environment, &stage);
+    let result = play(args, frames, &stage);
     let cleaned = stage.end();
     let code = result?;
     cleaned?;
     Ok(code)
 }
 
-/// SIGINT and SIGTERM end the demo, with a clean-up.
-pub fn end_on_signal(stage: Stage) -> Arc<Stage> {
-    let stage = Arc::new(stage);
-    let of_thread = stage.clone();
-    std::thread::spawn(move || {
-        let waited = observe::block_on(async {
-            use tokio::signal::unix::{SignalKind, signal};
-            let mut int = signal(SignalKind::interrupt()).doing("listen for SIGINT")?;
-            let mut term = signal(SignalKind::terminate()).doing("listen for SIGTERM")?;
-            tokio::select! {
-                biased;
-                _ = int.recv() => {}
-                _ = term.recv() => {}
-            }
-            Ok(())
-        });
-        if waited.is_ok() {
-            eprintln!("\nstopped; cleaning up");
-            let _ = of_thread.end(); // the main thread reports it if it still exists
-            std::process::exit(130);
-        }
-    });
-    stage
-}
-
-fn cluster_wish(args: &Demo, stage: &Stage) -> Up {
+fn cluster_wish(args: &Options, stage: &Stage) -> Up {
     Up {
         tcp: false,
         allow_home: Vec::new(),
@@ -194,7 +109,7 @@ fn print_verdict(good: bool, wrong: &[String], late: &[String]) {
     println!("\n{verdict}");
 }
 
-fn play(args: &Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<ExitCode> {
+fn play(args: &Options, frames: Option<PathBuf>, stage: &Arc<Stage>) -> Outcome<ExitCode> {
     let quiet = args.json;
     let say = |text: String| {
         if !quiet {
@@ -215,7 +130,7 @@ fn play(args: &Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<E
     let mut options = detector::Options::at(&stage.mount);
     options.detectors = args.detectors as u16;
     options.duration = f64::from(args.seconds);
-    options.frames = args.frames.clone().or_else(|| environment.frames.clone());
+    options.frames = args.frames.clone().or(frames);
     let bar = spinner("measuring what this machine can do");
     let pace = measure(&options)?;
     bar.finish_and_clear();
@@ -236,7 +151,7 @@ fn play(args: &Demo, environment: &Environment, stage: &Arc<Stage>) -> Outcome<E
         },
         args.seconds
     ));
-    let (report, kill) = run(args, options, &local, quiet)?;
+    let (report, kill) = measure_loss(args, options, &local, quiet)?;
     let status = ask(&local)?;
     let client = attribute::ask(&stage.mount, attribute::CLIENT)?;
     if !quiet {
@@ -314,8 +229,8 @@ fn remove_frames(stage: &Stage) -> Outcome<()> {
 }
 
 /// Runs the detectors, with the kill at half time.
-fn run(
-    args: &Demo,
+fn measure_loss(
+    args: &Options,
     options: detector::Options,
     local: &LocalCluster,
     quiet: bool,
@@ -375,7 +290,7 @@ fn kill_one(local: &LocalCluster, at_s: f64) -> Outcome<Kill> {
     let pid = PidFile::read(&local.pid_file(process)).ok_or_else(missing)?;
     let noticed_ms = observe::block_on(async {
         let env = weir_env::real::env();
-        let cluster = observe::observe(&env, &local.coordinators(), "weir demo").await?;
+        let cluster = observe::observe(&env, &local.coordinators(), "weir-bench demo").await?;
         let begun = Instant::now();
         pid.signal(Signal::KILL)?;
         let is_down = |t: &weir_proto::map::Target| t.state != TargetState::Up;
@@ -393,7 +308,7 @@ fn kill_one(local: &LocalCluster, at_s: f64) -> Outcome<Kill> {
 fn ask(local: &LocalCluster) -> Outcome<ClusterStatus> {
     observe::block_on(async {
         let env = weir_env::real::env();
-        Ok(observe::observe(&env, &local.coordinators(), "weir demo").await?.status().await?)
+        Ok(observe::observe(&env, &local.coordinators(), "weir-bench demo").await?.status().await?)
     })
 }
 
@@ -450,20 +365,5 @@ mod tests {
         ] {
             assert_eq!(detector_hz(measured, detectors), hz, "{measured} for {detectors}");
         }
-    }
-
-    #[test]
-    fn a_stage_removes_what_it_made_and_only_that() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = dir.path().join("demo");
-        fs::create_dir_all(root.join("mnt")).unwrap();
-        let stage = Stage {
-            root: root.clone(),
-            made_root: true,
-            mount: root.join("mnt"),
-            ended: AtomicBool::new(false),
-        };
-        drop(stage);
-        assert!(!root.exists() && dir.path().exists());
     }
 }

@@ -1,6 +1,6 @@
 //! A volume with a home under load: frames and one growing file are written at their rate, and their arrival
-//! at home is observed from outside, as any program with access to the directory can. For `weir demo` and
-//! `weir bench home`.
+//! at home is observed from outside, as any program with access to the directory can. For `weir-bench
+//! demo` and `weir-bench home`.
 //!
 //! Every block contains its identity and place, so data read back, here or at home, can be verified. Knows
 //! nothing of how Weir ships data home; it only queries levels and states.

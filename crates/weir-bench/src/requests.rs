@@ -1,11 +1,12 @@
-//! `weir bench requests`: the cost of single operations, counted and not timed, so that the load of the
+//! `weir-bench requests`: the cost of single operations, counted and not timed, so that the load of the
 //! machine does not matter: requests of the kernel to the mount, messages of the mount to the metadata
 //! leader, and thread switches in Weir's processes.
 //!
 //! No server is queried: the mount counts requests and messages, the kernel thread switches. Work that ends
 //! after the program's call (the release of a file) is awaited, and counted with the operation.
-use crate::bench::demo::{self, Stage};
-use crate::bench::{processes_of, spinner};
+use crate::spinner::spinner;
+use crate::stage::{self, Stage};
+use crate::workload::processes_of;
 use clap::{Args, ValueHint};
 use rustix::fs::{Advice, CWD, Mode, OFlags};
 use serde_json::{Value, json};
@@ -85,7 +86,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 }
 
 fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
-    let stage = demo::end_on_signal(Stage::prepare(None, "weir-requests")?);
+    let stage = stage::end_on_signal(Stage::prepare(None, "weir-requests")?);
     let other = stage.second_cluster().1;
     let wish = Up {
         tcp: false,

@@ -2,7 +2,7 @@
 //! they are written; the mover is killed in the middle of the file and restarted; the volume fills past its
 //! limit, so data at home is evicted; everything is read back, with recalls of offline data, and compared, as
 //! is home itself.
-use crate::bench::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
+use crate::relation_load::{self, Live, PART, Plan, Seen, Site, evicted};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `weir bench home grid`: how close a mover's own choice of streams, window and extent is to the best of
+//! `weir-bench home grid`: how close a mover's own choice of streams, window and extent is to the best of
 //! many fixed ones, for workloads at several delays. Home is another Weir; the way there is a [`Wire`].
 //!
 //! A workload is written once; each run ships all of it to a directory of its own there. Every fixed choice
@@ -6,8 +6,8 @@
 //! compared by its luckiest run. A fixed choice that takes much longer than the best so far is aborted: its
 //! rate is less than the figure shown.
 use super::wire::Wire;
-use crate::bench::demo::Stage;
-use crate::bench::relation_load;
+use crate::relation_load;
+use crate::stage::Stage;
 use bytes::Bytes;
 use clap::ValueEnum;
 use std::sync::Arc;
