@@ -9,12 +9,6 @@
 )]
 
 mod cli;
-mod cli_file;
-mod cli_namespace;
-mod cli_nodes;
-mod cli_roles;
-mod cli_targets;
-mod cli_watch;
 mod commands;
 mod completion;
 mod console;
@@ -32,9 +26,14 @@ mod support;
 mod unit;
 
 use clap::Parser;
+use cli::{Cli, Command, ConfigCommand};
+use commands::{
+    access, audit, client, file, home, namespace, node, relation, report, target, upgrade, volume, watch,
+};
+use roles::args::RoleArgs;
 use std::process::ExitCode;
 use weir_admin::failure::Outcome;
-use weir_admin::local::{forget, up};
+use weir_admin::local::{forget, unsaved, up};
 use weir_admin::{config, program, rotation, s3_keys};
 use weir_proto::Error;
 
@@ -53,7 +52,7 @@ fn main() -> ExitCode {
     if let Some(call) = helper::Call::parse(&program, words) {
         return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), Says::Text(None));
     }
-    let cli = match cli::Cli::try_parse() {
+    let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return program::wrong_usage(e, is_json),
     };
@@ -116,65 +115,40 @@ fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
     }
 }
 
-/// Limits of users and groups have a file of their own.
-fn volume(command: &commands::volume::VolumeCommand) -> Outcome<()> {
-    match command {
-        commands::volume::VolumeCommand::Quota(args) if args.is_of_owners() => {
-            commands::quota::of_owners(args)
-        }
-        _ => commands::volume::run(command),
-    }
-}
-
-fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
-    use cli::{Command, ConfigCommand, FileCommand, TargetCommand, UpgradeCommand};
+fn run(command: Command, environment: &roles::Environment) -> Outcome<ExitCode> {
     let done = match command {
         Command::Up(args) => up::up(&args),
-        Command::Down(args) => commands::unsaved::wait(&args).and_then(|()| up::down(&args)),
-        Command::Status(args) => return commands::status::status(&args),
-        Command::Console(args) => console::console(&args),
-        Command::Top(args) => commands::watch::top(&args),
-        Command::Waits(args) => commands::watch::waits(&args),
-        Command::Why(args) => commands::watch::why(&args),
-        Command::Iohist(args) => commands::watch::iohist(&args),
+        Command::Down(args) => unsaved::wait(&args).and_then(|()| up::down(&args)),
+        Command::Init(args) => node::init(&args),
+        Command::Join(args) => node::join(&args),
+        Command::Token(command) => node::token(&command),
+        Command::Node(command) => node::node(&command),
+        Command::Ca(command) => node::ca(&command),
+        Command::Status(args) => return watch::status::status(&args),
+        Command::Client(command) => client::run(&command),
+        Command::Top(args) => watch::top(&args),
+        Command::Waits(args) => watch::waits(&args),
+        Command::Why(args) => watch::why(&args),
+        Command::Iohist(args) => watch::iohist(&args),
+        Command::Events(args) => watch::events::events(&args),
         Command::Support(args) => support::support(&args),
-        Command::Events(args) => commands::events::events(&args),
-        Command::Client(command) => commands::client::run(&command),
-        Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
-        Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),
-        Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),
-        Command::Upgrade(UpgradeCommand::Finish(args)) => commands::upgrade::finish(&args),
-        Command::Target(TargetCommand::Replace(args)) => commands::target::replace(&args),
-        Command::Target(TargetCommand::Scrub(args)) => commands::scrub::scrub(&args),
-        Command::Target(TargetCommand::Gone(args)) => commands::rebuild::gone(&args),
-        Command::Target(TargetCommand::Drain(args)) => commands::drain::drain(&args),
-        Command::Target(TargetCommand::Undrain(args)) => commands::drain::undrain(&args),
-        Command::Target(TargetCommand::Remove(args)) => commands::drain::remove(&args),
-        Command::Target(TargetCommand::List(args)) => commands::drain::list(&args),
-        Command::Rebuild(args) => commands::rebuild::rebuild(&args),
-        Command::File(FileCommand::Locks(args)) => commands::file::locks(&args),
-        Command::File(FileCommand::Evict(args)) => commands::tiering::evict(&args),
-        Command::File(FileCommand::Recall(args)) => commands::tiering::recall(&args),
-        Command::File(FileCommand::Pin(args)) => commands::tiering::pin(&args, true),
-        Command::File(FileCommand::Unpin(args)) => commands::tiering::pin(&args, false),
-        Command::File(FileCommand::State(args)) => commands::tiering::state(&args),
-        Command::Report(args) => commands::report::report(&args),
-        Command::Namespace(command) => commands::namespace::run(&command, &|config, export, progress| {
-            let role = cli::RoleArgs { config: Some(config), ..cli::RoleArgs::default() };
+        Command::Console(args) => console::console(&args),
+        Command::File(command) => file::run(&command),
+        Command::Target(command) => target::run(&command),
+        Command::Rebuild(args) => target::rebuild(&args),
+        Command::Inspect(args) => return target::inspect(&args),
+        Command::Upgrade(command) => upgrade::run(&command),
+        Command::Namespace(command) => namespace::run(&command, &|config, export, progress| {
+            let role = RoleArgs { config: Some(config), ..RoleArgs::default() };
             roles::import(&role, environment, export, progress)
         }),
-        Command::Quota(args) => commands::quota::show(&args),
-        Command::Volume(command) => volume(&command),
-        Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
-        Command::Init(args) => commands::init::init(&args),
-        Command::Join(args) => commands::enrol::join(&args),
-        Command::Token(command) => commands::enrol::token(&command),
-        Command::Node(command) => commands::enrol::node(&command),
-        Command::Ca(command) => commands::ca::ca(&command),
-        Command::Home(command) => commands::home::run(&command),
-        Command::Access(command) => commands::access::run(&command),
-        Command::Audit(command) => return commands::audit::run(&command),
-        Command::Inspect(args) => return commands::inspect::inspect(&args),
+        Command::Volume(command) => volume::run(&command),
+        Command::Quota(args) => volume::show_quota(&args),
+        Command::Report(args) => report::report(&args),
+        Command::Relation(command) => relation::run(&command, environment.s3_keys.clone()),
+        Command::Home(command) => home::run(&command),
+        Command::Access(command) => access::run(&command),
+        Command::Audit(command) => return audit::run(&command),
         Command::Mount(args) => roles::mount(&args, environment),
         Command::Unmount(args) => forget::unmount(&args),
         Command::Coord(args) => roles::coord(&args, environment),

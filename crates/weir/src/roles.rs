@@ -1,10 +1,10 @@
 //! Each role as a foreground process: configuration in, service up, readiness notified, orderly end on a
 //! signal.
-use crate::cli_roles::{MetaRole, RoleArgs, StorageRole};
 use crate::log;
 use crate::machine;
 use crate::notify::{self, Manager};
 use crate::reporting::{self, Reporter};
+use args::{MetaRole, RoleArgs, StorageRole};
 use mover::MOVER_MEMORY_BYTES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::unix::fs::PermissionsExt;
@@ -32,13 +32,14 @@ use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, MIB, NamespaceUuid};
 use weir_rpc::Server;
 
+pub mod args;
 mod coord;
 mod coord_events;
 mod mount;
 mod mover;
 mod own_attributes;
 
-pub use coord::{coord, etcd_config};
+pub use coord::coord;
 pub use mount::mount;
 pub use mover::mover;
 

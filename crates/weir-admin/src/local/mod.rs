@@ -6,4 +6,5 @@ pub mod local_cluster;
 pub mod memory;
 pub mod owned;
 pub mod process;
+pub mod unsaved;
 pub mod up;

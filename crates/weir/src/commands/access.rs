@@ -1,5 +1,7 @@
 //! `weir access`: rules for mounts, which node may use which volumes and as whom.
-use crate::cli::{AccessCommand, AddRule, CheckAccess, RemoveRule, RootWord};
+pub mod args;
+
+use args::{AccessCommand, AddRule, CheckAccess, RemoveRule, RootWord};
 use serde_json::{Value, json};
 use weir_admin::cluster_args::Status;
 use weir_admin::failure::{Failure, Outcome};

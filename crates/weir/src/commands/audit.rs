@@ -2,7 +2,9 @@
 //!
 //! To show and to verify it reads these files and queries no server, so that works while nothing runs. Their
 //! mode is 0600.
-use crate::cli::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
+pub mod args;
+
+use args::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,35 +1,14 @@
-//! Commands, one file for each noun: options, requests to the cluster or a mount, output.
+//! Commands, a module for each noun: options (`args.rs`), requests to the cluster or a mount, output.
 pub mod access;
 pub mod audit;
-pub mod backup;
-pub mod ca;
 pub mod client;
-pub mod clone;
-pub mod copies;
-pub mod drain;
-pub mod enrol;
-pub mod events;
-pub mod eviction;
 pub mod file;
 pub mod home;
-pub mod init;
-pub mod inspect;
-pub mod limits;
 pub mod namespace;
-pub mod prefetch;
-pub mod quota;
-pub mod rebuild;
+pub mod node;
 pub mod relation;
-pub mod relation_rules;
 pub mod report;
-pub mod restore;
-pub mod scrub;
-pub mod snapshots;
-pub mod status;
 pub mod target;
-pub mod tiering;
-pub mod unsaved;
 pub mod upgrade;
-pub mod verify;
 pub mod volume;
 pub mod watch;

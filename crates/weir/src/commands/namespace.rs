@@ -3,8 +3,10 @@
 //!
 //! The metadata leader makes exports; this fetches one, or sets when and where the leader is to write them.
 //! An import fills a metadata directory while no metadata role runs.
-use crate::cli_namespace::{Export, Exports, Import, NamespaceCommand};
-use crate::commands::copies;
+pub mod args;
+mod copies;
+
+use args::{Export, Exports, Import, NamespaceCommand};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;

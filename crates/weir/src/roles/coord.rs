@@ -1,15 +1,15 @@
 //! The coordinator as a process: its store (a directory, or etcd), its lead among several, and its service.
+use super::args::CoordRole;
 use super::{
     Environment, LEAVE_PATIENCE, Node, SERVER_BUFFERS_BYTES, configure, coord_events, is_beyond, not_started,
     run, shown, stop_signal,
 };
-use crate::cli_roles::CoordRole;
 use crate::reporting;
 use std::time::Duration;
 use weir_admin::certificate;
-use weir_admin::config::{self, EtcdAccess, Text};
+use weir_admin::config::{self, Text};
 use weir_admin::failure::Outcome;
-use weir_coord::etcd::{Etcd, EtcdConfig, StorePlace};
+use weir_coord::etcd::{Etcd, StorePlace};
 use weir_coord::standbys::Standbys;
 use weir_coord::{CoordConfig, Observer};
 use weir_node::{start_coord, start_shared_coord};
@@ -61,9 +61,7 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     tokio::pin!(stop);
     let etcd = match &coord.store.0 {
         StorePlace::Directory => None,
-        StorePlace::Etcd(endpoints) => {
-            Some(Etcd::open(&node.env, &etcd_config(&node.config.etcd, endpoints))?)
-        }
+        StorePlace::Etcd(endpoints) => Some(Etcd::open(&node.env, &node.config.etcd.at(endpoints))?),
     };
     let starting = async {
         let waits = |leader: &str| node.waits(leader);
@@ -101,14 +99,4 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     }
     coord.end(LEAVE_PATIENCE).await;
     Ok(())
-}
-
-pub fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
-    EtcdConfig {
-        endpoints: endpoints.to_vec(),
-        prefix: access.prefix.clone(),
-        ca: access.ca.clone(),
-        certificate: access.certificate.clone(),
-        key: access.key.clone(),
-    }
 }

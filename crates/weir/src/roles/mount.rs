@@ -1,10 +1,10 @@
 //! The mount as a process: its mount point, its session, and its end.
+use super::args::MountRole;
 use super::own_attributes::{own_acts, own_attributes};
 use super::{
     Environment, LAST_CALLS_PATIENCE, LAST_USE_PATIENCE, LEAVE_PATIENCE, Node, configure, run, stop_signal,
     use_place,
 };
-use crate::cli_roles::MountRole;
 use crate::helper::MountWords;
 use crate::reporting::{self, Reporter};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The mover as a process: a session with the metadata leader, and a new one when that is lost or the rules
 //! for homes change.
+use super::args::MoverRole;
 use super::{Environment, LEAVE_PATIENCE, Node, configure, run, stop_signal, use_place};
-use crate::cli_roles::MoverRole;
 use crate::reporting::{self, Reporter, Unreached};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! Attributes that a mount answers itself (`weir.*`): the state, layout and locks of a file, and the
 //! mount's own.
-use crate::commands::{restore, tiering};
+use crate::commands::file::tiering;
+use crate::commands::volume::restore;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -4,9 +4,9 @@
 //! missing facts are replaced by the reason; nothing of the cluster is changed.
 mod redact;
 
-use crate::cli_watch::SupportArgs;
-use crate::commands::{events, status};
+use crate::commands::watch::{events, status};
 use crate::console::api;
+use clap::{Args, ValueHint};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use redact::Known;
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
 use weir_admin::collect::Asker;
 use weir_admin::failure::{Doing, Outcome};
 use weir_admin::local::local_cluster::LocalCluster;
@@ -35,6 +36,18 @@ use weir_proto::watch::{
     Facts as NodeFacts, GetFacts, GetHistory, GetMeters, GetTop, ListWaits, Meter, Meters, SeriesRead, Top,
     WaitsListed,
 };
+
+#[derive(Args)]
+pub struct SupportArgs {
+    /// The archive to write [default: weir-support-TIME.tar.gz here]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Leave names of files in it
+    #[arg(long)]
+    pub names: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
 
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The patience for all queries of the history, which is large.

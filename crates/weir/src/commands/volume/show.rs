@@ -1,7 +1,7 @@
 //! Volumes as text, as a table and as JSON.
 use super::Shown;
-use crate::commands::limits::shown_limit;
-use crate::commands::{eviction, snapshots};
+use super::limits::shown_limit;
+use super::{eviction, snapshots};
 use serde_json::{Value, json};
 use weir_admin::{table, users};
 use weir_diagnose::backups;
@@ -27,7 +27,7 @@ impl Shown {
             (Shown::One(one, backups, floor), true) => {
                 let mut value = as_json(one);
                 value["write_floor"] = json!((*floor > 0).then_some(*floor));
-                value["backups"] = backups.iter().map(crate::commands::backup::as_json).collect();
+                value["backups"] = backups.iter().map(super::backup::as_json).collect();
                 table::json(&value);
             }
             (Shown::One(one, backups, floor), false) => {

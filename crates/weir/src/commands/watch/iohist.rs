@@ -1,6 +1,6 @@
 //! `weir iohist`: the latencies of requests, disks, journals and homes, and their distribution.
 use super::PATIENCE;
-use crate::cli_watch::IohistArgs;
+use super::args::IohistArgs;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;

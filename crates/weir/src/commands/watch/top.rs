@@ -2,7 +2,7 @@
 //!
 //! Mounts account for the work of programs; by target, storage nodes for that of their disks.
 use super::PATIENCE;
-use crate::cli_watch::TopArgs;
+use super::args::TopArgs;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;

@@ -1,6 +1,6 @@
 //! `weir waits`: the waits of all processes of the cluster, the longest first.
 use super::PATIENCE;
-use crate::cli_watch::WaitsArgs;
+use super::args::WaitsArgs;
 use weir_admin::failure::Outcome;
 use weir_admin::which::coordinators;
 use weir_admin::{observe, table, users};

@@ -1,6 +1,6 @@
 //! `weir why`: the reasons why a file, a process or the whole cluster waits, from the cause to the program,
 //! with the remedy.
-use crate::cli_watch::WhyArgs;
+use super::args::WhyArgs;
 use serde_json::json;
 use std::path::Path;
 use weir_admin::collect::Asker;

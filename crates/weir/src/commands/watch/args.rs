@@ -4,6 +4,26 @@ use clap::{Args, Subcommand, ValueHint};
 use weir_admin::cluster_args::Status;
 use weir_diagnose::work::By;
 
+/// Exit statuses, for monitoring.
+pub const STATUS_EXITS: &str = "\
+Exit status:
+  0  healthy
+  1  degraded (data is available with reduced redundancy), or a warning (a dead mover or mount, a missing home, a full volume, …)
+  2  critical: data is unavailable or lost
+  3 and more: the cluster was not asked (8: the coordinator does not answer)";
+
+#[derive(Args)]
+pub struct ShowStatus {
+    /// Print one sentence, and one line for each trouble
+    #[arg(long)]
+    pub brief: bool,
+    /// Show it again every two seconds, until interrupted
+    #[arg(long)]
+    pub watch: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
+
 #[derive(Args)]
 pub struct TopArgs {
     /// What each row stands for
@@ -85,18 +105,6 @@ pub struct EventNamed {
 }
 
 #[derive(Args)]
-pub struct SupportArgs {
-    /// The archive to write [default: weir-support-TIME.tar.gz here]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub output: Option<std::path::PathBuf>,
-    /// Leave names of files in it
-    #[arg(long)]
-    pub names: bool,
-    #[command(flatten)]
-    pub cluster: Status,
-}
-
-#[derive(Args)]
 pub struct IohistArgs {
     /// Only of the process with this name, like storage-1
     #[arg(value_hint = ValueHint::Other)]
@@ -107,20 +115,6 @@ pub struct IohistArgs {
     /// Show at most this many rows, those with the largest total time; --json has all
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub rows: usize,
-    #[command(flatten)]
-    pub cluster: Status,
-}
-
-#[derive(Args)]
-pub struct ConsoleArgs {
-    /// Address of this machine to listen at; port 0: any
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
-    pub listen: std::net::SocketAddr,
-    /// Keep a link that logs in once in this file, readable by its owner only; each use makes a new one
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub link_file: Option<std::path::PathBuf>,
-    #[arg(long, hide = true)]
-    pub pid_file: Option<std::path::PathBuf>,
     #[command(flatten)]
     pub cluster: Status,
 }

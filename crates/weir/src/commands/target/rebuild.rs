@@ -1,6 +1,6 @@
 //! `weir rebuild` and `weir target gone`: lost targets, and the others that replace them.
-use crate::cli;
-use crate::commands::target::number_of;
+use super::args;
+use super::replace::number_of;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
@@ -20,7 +20,7 @@ use weir_proto::{Error, TargetId};
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// `weir target gone`.
-pub fn gone(args: &cli::Gone) -> Outcome<()> {
+pub fn gone(args: &args::Gone) -> Outcome<()> {
     let target = number_of(&args.target)?;
     let coordinators = coordinators(&args.cluster)?;
     let plan = observe::block_on(async {
@@ -89,7 +89,7 @@ fn waiting_json(w: &RebuildWaiting) -> Value {
 }
 
 /// `weir rebuild`.
-pub fn rebuild(args: &cli::Rebuild) -> Outcome<()> {
+pub fn rebuild(args: &args::Rebuild) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
     observe::block_on(async {
         let env = weir_env::real::env();

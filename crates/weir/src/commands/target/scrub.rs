@@ -1,7 +1,7 @@
 //! `weir target scrub`: the progress of targets in verifying all their data, and in comparing their versions
 //! with those of the other members; or starts both now.
-use crate::cli;
-use crate::commands::target::number_of;
+use super::args;
+use super::replace::number_of;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-pub fn scrub(args: &cli::ScrubTargets) -> Outcome<()> {
+pub fn scrub(args: &args::ScrubTargets) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
     let asked = args.targets.iter().map(|name| number_of(name)).collect::<Outcome<Vec<_>>>()?;
     observe::block_on(async {

@@ -2,7 +2,7 @@
 //!
 //! A node's directory: `ROLE.toml` for each of its roles, `node.pem` with its certificate, and the roles' own
 //! data.
-use crate::cli_nodes::{self as cli, NodeCommand, TokenCommand};
+use super::args::{self, NodeCommand, TokenCommand};
 use crate::unit;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const SOCKETS: &str = "/run/weir";
 
 /// `weir join`.
-pub fn join(args: &cli::Join) -> Outcome<()> {
+pub fn join(args: &args::Join) -> Outcome<()> {
     let token: Token = args.token.parse().map_err(|e: String| Failure::from(Error::invalid(e)))?;
     let dir = new_dir(&args.dir)?;
     let name = name_of_machine(args.name.as_deref(), "")?;
@@ -85,7 +85,7 @@ pub fn join(args: &cli::Join) -> Outcome<()> {
 
 /// Whether the namespace of a new metadata node has been founded: this node then becomes a further copy, and
 /// must not found it. No, if the coordinator does not answer: `weir meta --new` refuses what exists.
-fn is_founded(env: &Env, dir: &Path, enrolled: &Enrolled, args: &cli::Join) -> bool {
+fn is_founded(env: &Env, dir: &Path, enrolled: &Enrolled, args: &args::Join) -> bool {
     let founded = || -> Outcome<bool> {
         let config = config_of(args, dir, enrolled, Role::Meta)?;
         let own = certificate::load(&config.node.certificate, Policy::default())?;
@@ -137,7 +137,7 @@ fn resolve(addr: &str) -> Outcome<Vec<Addr>> {
     Ok(found.map(|at: SocketAddr| Addr::Tcp(at)).collect())
 }
 
-fn config_of(args: &cli::Join, dir: &Path, enrolled: &Enrolled, role: Role) -> Outcome<Config> {
+fn config_of(args: &args::Join, dir: &Path, enrolled: &Enrolled, role: Role) -> Outcome<Config> {
     let mut config = Config::default();
     config.cluster.id = Some(Text(enrolled.cluster));
     let parsed = enrolled.coordinators.iter().map(|addr| addr.parse().map(Text));
@@ -235,7 +235,7 @@ pub fn token(command: &TokenCommand) -> Outcome<()> {
     }
 }
 
-fn create_token(args: &cli::CreateToken) -> Outcome<()> {
+fn create_token(args: &args::CreateToken) -> Outcome<()> {
     let roles = args.role.iter().map(|word| {
         role_of(word).filter(|role| *role != Role::Coordinator).ok_or_else(|| {
             let error = Error::invalid(format!("{word:?} is not a role to join in"));

@@ -1,6 +1,6 @@
 //! `weir quota`, and `weir volume quota` for users and groups: usage and limits, exact with each commit.
-use crate::commands::limits::{Limits, limits, shown_limit};
-use crate::commands::volume::{SetQuota, ShowQuota};
+use super::args::{SetQuota, ShowQuota};
+use super::limits::{Limits, limits, shown_limit};
 use serde_json::{Value, json};
 use weir_admin::failure::{Failure, Outcome};
 use weir_admin::namespace_client::{Cluster, connect, named, own_cred};

@@ -1,5 +1,5 @@
 //! `weir events`: troubles with their begin and end, the known kinds, and the muted ones.
-use crate::cli_watch::{EventNamed, EventsArgs, EventsCommand};
+use super::args::{EventNamed, EventsArgs, EventsCommand};
 use serde_json::{Value, json};
 use std::time::Duration;
 use weir_admin::failure::{Failure, Outcome};

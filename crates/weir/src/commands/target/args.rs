@@ -1,4 +1,4 @@
-//! Arguments of `weir target` and `weir rebuild`.
+//! The options of `weir target`, `weir rebuild` and `weir inspect`.
 use clap::{Args, Subcommand, ValueHint};
 use std::path::PathBuf;
 use weir_admin::cluster_args::Status;
@@ -130,4 +130,20 @@ pub struct ClearTarget {
     pub target: String,
     #[command(flatten)]
     pub cluster: Status,
+}
+
+#[derive(Args)]
+pub struct Inspect {
+    /// The target's directory; its process must not run
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Read every byte and verify every checksum
+    #[arg(long)]
+    pub check: bool,
+    /// Print problems and totals only, not each cell
+    #[arg(long, conflicts_with = "json")]
+    pub summary: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }

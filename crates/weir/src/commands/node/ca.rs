@@ -1,6 +1,6 @@
 //! `weir ca`: the authority that signs the cluster's certificates, and how it is replaced.
-use crate::cli_nodes::CaCommand;
-use crate::commands::enrol::ask;
+use super::args::CaCommand;
+use super::enrol::ask;
 use serde_json::json;
 use weir_admin::failure::Outcome;
 use weir_admin::{certificate, table};

@@ -1,7 +1,7 @@
 //! `weir relation verify`: reads a home and compares it with what was shipped there.
 //!
 //! Files that are found wrong are in conflict, so that no part of them is evicted before a user has decided.
-use crate::commands::relation_rules::rules_of;
+use super::rules::rules_of;
 use clap::Args;
 use serde_json::json;
 use weir_admin::failure::{Failure, Outcome};

@@ -1,5 +1,5 @@
 //! `weir inspect`: a target's directory decoded offline, printed as text or JSON.
-use crate::cli;
+use super::args;
 use serde_json::json;
 use std::process::ExitCode;
 use weir_admin::failure::{Failure, Outcome};
@@ -12,7 +12,7 @@ use weir_store::inspect::{Finding, InspectOptions, Summary, inspect as decode};
 /// Exit code when the target has problems: "the answer is no".
 const PROBLEMS: u8 = 1;
 
-pub fn inspect(args: &cli::Inspect) -> Outcome<ExitCode> {
+pub fn inspect(args: &args::Inspect) -> Outcome<ExitCode> {
     let dir = local_cluster::absolute(&args.dir)?;
     let options = InspectOptions { check: args.check, cell: None };
     let mut findings = Vec::new();

@@ -1,5 +1,5 @@
 //! `weir status`: the troubles of a cluster, the worst first; then its nodes, targets and placement groups.
-use crate::cli;
+use super::args;
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use weir_proto::version::Program;
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
 /// The exit status of `weir status` is the severity of the worst trouble.
-pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
+pub fn status(args: &args::ShowStatus) -> Outcome<ExitCode> {
     let local = args.cluster.local()?;
     let coordinators = coordinators(&args.cluster)?;
     if !args.watch {
@@ -38,7 +38,7 @@ pub fn status(args: &cli::ShowStatus) -> Outcome<ExitCode> {
     }
 }
 
-fn show(args: &cli::ShowStatus, local: Option<&LocalCluster>, coordinators: &[Addr]) -> Outcome<ExitCode> {
+fn show(args: &args::ShowStatus, local: Option<&LocalCluster>, coordinators: &[Addr]) -> Outcome<ExitCode> {
     let report = Report::of(collect::facts(local, coordinators, "weir status")?);
     let text = match (args.cluster.json, args.brief) {
         (true, false) => format!("{:#}\n", report.as_json()),

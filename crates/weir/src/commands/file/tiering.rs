@@ -2,7 +2,7 @@
 //!
 //! Requests and answers are attributes that the mount serves itself, as for `weir file stat`; the metadata
 //! leader checks the permission. The mount's side is here, too, so that both use the same format.
-use crate::cli_file::ManyPaths;
+use super::args::ManyPaths;
 use rustix::fs::XattrFlags;
 use serde_json::{Value, json};
 use std::path::Path;

@@ -1,5 +1,5 @@
 //! `weir namespace list` and `copies`: the nodes that store the metadata, and the target number of copies.
-use crate::cli_namespace::SetCopies as Args;
+use super::args::SetCopies as Args;
 use serde_json::{Value, json};
 use std::time::Duration;
 use weir_admin::cluster_args::Status;

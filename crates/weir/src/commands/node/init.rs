@@ -2,9 +2,8 @@
 //!
 //! The coordinator's directory has `coord.toml`, its state or audit log, and, if the cluster was founded
 //! here, `admin.pem` for commands on other machines.
-use crate::cli_nodes::Init;
-use crate::commands::enrol::{PATIENCE, name_of_machine, new_dir, private_dir, write_config};
-use crate::roles::etcd_config;
+use super::args::Init;
+use super::enrol::{PATIENCE, name_of_machine, new_dir, private_dir, write_config};
 use crate::unit;
 use serde_json::json;
 use std::fs::File;
@@ -165,7 +164,7 @@ async fn found(env: &Env, dir: &Path, config: &Config) -> Outcome<(ClusterId, bo
         issue_admin(&coordinator, dir).await?;
         return Ok((coordinator.cluster(), true));
     };
-    let store = Etcd::open(env, &etcd_config(&config.etcd, endpoints))?;
+    let store = Etcd::open(env, &config.etcd.at(endpoints))?;
     let mut held = env.clock.timeout(PATIENCE, cluster_in(&*store)).await.unwrap_or_else(|_| {
         Err(Error::deadline(format!("etcd does not answer at {}", endpoints.join(", "))))
     })?;

@@ -1,6 +1,9 @@
 //! `weir top`, `weir waits`, `weir why` and `weir iohist`: the present work and waits of a cluster's
 //! processes.
+pub mod args;
+pub mod events;
 mod iohist;
+pub mod status;
 mod top;
 mod waits;
 mod why;

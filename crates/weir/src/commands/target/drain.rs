@@ -1,9 +1,10 @@
 //! `weir target drain`, `undrain`, `remove` and `list`: targets that leave, and the usage of all of them.
-use crate::cli;
-use crate::commands::target::{number_of, stop_process};
+use super::args;
+use super::replace::{number_of, stop_process};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
 use weir_admin::failure::Outcome;
 use weir_admin::local::local_cluster::{LocalCluster, RoleName};
 use weir_admin::local::up;
@@ -18,7 +19,7 @@ use weir_proto::{Error, TargetId};
 const DOWN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// `weir target drain`.
-pub fn drain(args: &cli::Drain) -> Outcome<()> {
+pub fn drain(args: &args::Drain) -> Outcome<()> {
     let target = number_of(&args.target)?;
     let (plan, places) = with_cluster(&args.cluster, async |cluster| {
         let plan = cluster.drain_target(target, false, args.dry_run).await?;
@@ -32,7 +33,7 @@ pub fn drain(args: &cli::Drain) -> Outcome<()> {
 }
 
 /// `weir target undrain`.
-pub fn undrain(args: &cli::OneTarget) -> Outcome<()> {
+pub fn undrain(args: &args::OneTarget) -> Outcome<()> {
     let target = number_of(&args.target)?;
     let places = with_cluster(&args.cluster, async |cluster| {
         cluster.drain_target(target, true, false).await?;
@@ -48,7 +49,7 @@ pub fn undrain(args: &cli::OneTarget) -> Outcome<()> {
 }
 
 /// `weir target remove`.
-pub fn remove(args: &cli::OneTarget) -> Outcome<()> {
+pub fn remove(args: &args::OneTarget) -> Outcome<()> {
     let target = number_of(&args.target)?;
     let mut local = args.cluster.dir.as_deref().map(LocalCluster::open).transpose()?;
     let node = with_cluster(&args.cluster, async |cluster| {
@@ -80,7 +81,7 @@ pub fn remove(args: &cli::OneTarget) -> Outcome<()> {
 }
 
 /// `weir target list`.
-pub fn list(args: &cli::Status) -> Outcome<()> {
+pub fn list(args: &Status) -> Outcome<()> {
     let (status, draining) = with_cluster(args, async |cluster| {
         let draining: BTreeSet<TargetId> = cluster.rebuild().await?.draining.into_iter().collect();
         Ok((cluster.status().await?, draining))
@@ -95,7 +96,7 @@ pub fn list(args: &cli::Status) -> Outcome<()> {
     Ok(())
 }
 
-fn with_cluster<T>(args: &cli::Status, work: impl AsyncFnOnce(&Cluster) -> Outcome<T>) -> Outcome<T> {
+fn with_cluster<T>(args: &Status, work: impl AsyncFnOnce(&Cluster) -> Outcome<T>) -> Outcome<T> {
     let coordinators = coordinators(args)?;
     observe::block_on(async {
         let env = weir_env::real::env();

@@ -2,14 +2,14 @@
 //!
 //! Invariant: nothing is stopped while a mount holds data that it cannot save now, unless the caller gave it
 //! up. A mount whose programs continue to write is stopped: it saves all that it has when it ends.
+use crate::failure::{Failure, Outcome};
+use crate::local::args::Down;
+use crate::local::local_cluster::{Kept, LocalCluster, RoleName};
+use crate::local::up::STOP_PATIENCE;
+use crate::mounts::ask;
+use crate::{attribute, table};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use weir_admin::failure::{Failure, Outcome};
-use weir_admin::local::args::Down;
-use weir_admin::local::local_cluster::{Kept, LocalCluster, RoleName};
-use weir_admin::local::up::STOP_PATIENCE;
-use weir_admin::mounts::ask;
-use weir_admin::{attribute, table};
 use weir_proto::Error;
 
 const POLL: Duration = Duration::from_millis(200);

@@ -3,7 +3,7 @@
 //! Memory is a window of files, for any number of them: the files of the window are requested ahead of the
 //! awaited one, and movers recall them in parallel. One that cannot be recalled is reported, and the others
 //! are recalled all the same.
-use crate::commands::tiering;
+use crate::commands::file::tiering;
 use clap::{Args, ValueHint};
 use serde_json::json;
 use std::collections::VecDeque;

@@ -1,5 +1,5 @@
 //! `weir volume clone`: a writable volume made from a snapshot.
-use crate::commands::limits::{Limits, limits};
+use super::limits::{Limits, limits};
 use clap::{Args, ValueHint};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
