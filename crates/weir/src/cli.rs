@@ -15,9 +15,10 @@ use crate::commands::watch::args::{
     EventsArgs, IohistArgs, STATUS_EXITS, ShowStatus, TopArgs, WaitsArgs, WhyArgs,
 };
 use crate::console::ConsoleArgs;
+use crate::help;
 use crate::roles::args::{CoordRole, MetaRole, MountRole, MoverRole, StorageRole};
 use crate::support::SupportArgs;
-use clap::{CommandFactory, Parser, Subcommand, ValueHint};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use std::path::PathBuf;
 use weir_admin::cluster_args::Presented;
 use weir_admin::local::args::{Down, Unmount, Up};
@@ -36,6 +37,15 @@ pub struct Cli {
     pub presented: Presented,
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads the command line of this process. Its help has the commands in groups.
+    pub fn read() -> Result<Cli, clap::Error> {
+        let mut command = help::grouped(Cli::command());
+        let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+        Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command))
+    }
 }
 
 const AFTER_HELP: &str = "\

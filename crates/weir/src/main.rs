@@ -12,6 +12,7 @@ mod cli;
 mod commands;
 mod completion;
 mod console;
+mod help;
 mod helper;
 mod log;
 mod machine;
@@ -25,7 +26,6 @@ mod subtree;
 mod support;
 mod unit;
 
-use clap::Parser;
 use cli::{Cli, Command, ConfigCommand};
 use commands::{
     access, audit, client, file, home, namespace, node, relation, report, target, upgrade, volume, watch,
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     if let Some(call) = helper::Call::parse(&program, words) {
         return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), Says::Text(None));
     }
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(e) => return program::wrong_usage(e, is_json),
     };
