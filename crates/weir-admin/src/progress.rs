@@ -17,8 +17,8 @@ pub struct Progress {
     line: Mutex<Instant>,
 }
 
-impl Progress {
-    pub fn new() -> Progress {
+impl Default for Progress {
+    fn default() -> Progress {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{spinner} {msg} {elapsed}").expect("a valid template");
             let bar = ProgressBar::new_spinner().with_style(style);
@@ -27,7 +27,9 @@ impl Progress {
         });
         Progress { bar, line: Mutex::new(Instant::now()) }
     }
+}
 
+impl Progress {
     pub fn show(&self, text: impl Into<String>) {
         match &self.bar {
             Some(bar) => bar.set_message(text.into()),

@@ -110,7 +110,7 @@ async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) ->
     }
     let part = file.with_extension("part");
     let opened = OpenOptions::new().write(true).create(true).truncate(true).open(&part).doing(&doing)?;
-    let progress = Progress::new();
+    let progress = Progress::default();
     let mut writer = Writer::begin(BufWriter::new(opened), head)?;
     let mut after = None;
     loop {
@@ -185,7 +185,7 @@ fn show_state(state: &ExportState, as_json: bool) {
 fn import(args: &Import, fill: Fill<'_>) -> Outcome<()> {
     let config = config_of_role(args)?;
     let file = File::open(&args.file).doing(format_args!("read {}", args.file.display()))?;
-    let progress = Progress::new();
+    let progress = Progress::default();
     let (head, totals) = fill(config, file, Box::new(move |totals| show(&progress, totals)))?;
     report("imported from", &args.file, &head, totals, args.json);
     if !args.json {

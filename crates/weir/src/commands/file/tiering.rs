@@ -102,7 +102,7 @@ pub fn recall(args: &ManyPaths) -> Outcome<()> {
         let (tx, rx) = std::sync::mpsc::channel();
         let waiting = path.to_path_buf();
         std::thread::spawn(move || tx.send(set(&waiting, RECALL, b"wait")));
-        let progress = Progress::new();
+        let progress = Progress::default();
         loop {
             match rx.recv_timeout(POLL) {
                 Ok(done) => return done.map_err(|e| why_not_recalled(path, e)),

@@ -124,7 +124,7 @@ fn want(path: PathBuf, tally: &mut Tally, wanted: &mut VecDeque<(PathBuf, u64)>)
 fn finish((path, bytes): (PathBuf, u64), tally: &mut Tally) {
     let (files, bytes_so_far) = (tally.files, table::bytes(tally.bytes));
     let text = format!("{files} files, {bytes_so_far} recalled; waiting for {}", path.display());
-    tally.progress.get_or_insert_with(Progress::new).show(text);
+    tally.progress.get_or_insert_with(Progress::default).show(text);
     match tiering::wait(&path) {
         Ok(()) => {
             tally.brought += 1;

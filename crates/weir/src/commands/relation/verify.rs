@@ -77,7 +77,7 @@ async fn verify(client: &Client, homes: &Homes, options: &Options) -> Outcome<()
         root: volume.root,
         data: !options.names_only,
     };
-    let progress = Progress::new();
+    let progress = Progress::default();
     let verified = work.run(|so_far| progress.show(line(so_far))).await;
     drop(progress);
     let verified = verified?;

@@ -239,7 +239,8 @@ async fn run(desk: &Desk, taken: &Backup, progress: &Arc<Progress>) -> Outcome<M
 
 /// Shows the progress for ever.
 async fn show(progress: &Progress, volume: &Volume) -> Infallible {
-    let (shown, all) = (weir_admin::progress::Progress::new(), volume.usage.files + volume.usage.directories);
+    let (shown, all) =
+        (weir_admin::progress::Progress::default(), volume.usage.files + volume.usage.directories);
     loop {
         let done = progress.files.load(Relaxed) + progress.directories.load(Relaxed);
         let (copied, linked) = (table::bytes(progress.bytes.load(Relaxed)), progress.linked.load(Relaxed));
