@@ -1,5 +1,5 @@
-//! `weir top`, `weir waits`, `weir why` and `weir iohist`: the present work and waits of a cluster's
-//! processes.
+//! The state of a cluster and its troubles (`weir status`, `weir events`), the present work and waits of its
+//! processes (`weir top`, `weir waits`, `weir iohist`), and the reasons of a delay (`weir why`).
 pub mod args;
 pub mod events;
 mod iohist;
