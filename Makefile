@@ -12,8 +12,8 @@ setup: ## Install what building and testing need and is missing (apt; asks sudo 
 setup-program:
 	@scripts/setup.sh program
 
-build: setup-program ## The weir program, optimised: target/release/weir
-	cargo build --release --locked -p weir
+build: setup-program ## The programs, optimised: target/release/weir, and weir-bench beside it
+	cargo build --release --locked -p weir -p weir-bench
 
 # A tool in a cache, like those of the tests (scripts/setup.sh). PROFILE=dev packages the program of the tests.
 PROFILE ?= release
@@ -41,7 +41,7 @@ demo-cluster: build ## Three machines as network namespaces: detectors write whi
 	python3 scripts/demo_cluster.py target/release/weir
 
 demo: build ## Detectors write to six targets, one dies; a volume streams home, its mover dies; all is verified
-	target/release/weir demo
+	target/release/weir-bench demo
 
 # Clippy first: it finds in one minute what the tests would need ten for. One profile for all tests, so that
 # everything is compiled once. scripts/run_tests.py runs several test programs at a time and ends with the summary of all.

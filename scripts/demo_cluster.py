@@ -205,7 +205,8 @@ def lose(cluster: Cluster, what: str, names: list[str]) -> None:
 def play(cluster: Cluster, hz: float, duration: int) -> int:
     path = cluster.mount()
     step(f"two detectors write {hz:g} frames of 6.25 MB a second each for {duration} s")
-    command = [*cluster.machines.enter(CLIENT), str(cluster.machines.weir), "bench", "detector", str(path), "--hz", str(hz),
+    bench = cluster.machines.weir.with_name("weir-bench")
+    command = [*cluster.machines.enter(CLIENT), str(bench), "detector", str(path), "--hz", str(hz),
                "--duration", str(duration), "--runs", "1"]
     detectors = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     time.sleep(duration / 8)
@@ -225,7 +226,7 @@ def play(cluster: Cluster, hz: float, duration: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("weir", type=Path, help="the program")
+    parser.add_argument("weir", type=Path, help="the program; weir-bench is beside it")
     parser.add_argument("--hz", type=float, default=4, help="frames a second of each of two detectors")
     parser.add_argument("--duration", type=int, default=60, help="seconds for which they write")
     args = parser.parse_args()

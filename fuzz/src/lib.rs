@@ -1,20 +1,11 @@
 //! The functions that libFuzzer drives; the same as those of `crates/weir/tests/decoders.rs`.
 #[allow(dead_code)]
-#[path = "../../crates/weir/src/config.rs"]
-mod config;
-#[allow(dead_code)]
 #[path = "../../crates/weir-proto/tests/common/dice.rs"]
 mod dice;
-#[allow(dead_code)]
-#[path = "../../crates/weir/src/failure.rs"]
-mod failure;
 #[macro_use]
 #[path = "../../crates/weir-proto/tests/common/list.rs"]
 mod list;
 pub mod targets;
-#[allow(dead_code)]
-#[path = "../../crates/weir/src/times.rs"]
-mod times;
 
 /// Feeds one input to the target of that name.
 pub fn run(name: &str, bytes: &[u8]) {

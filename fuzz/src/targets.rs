@@ -3,11 +3,11 @@
 //! A target takes any bytes and must return: no panic, no memory beyond what came; and what it accepts means the same
 //! when it is encoded again. Where a checksum guards a decoder the target tries the bytes as they are and with the
 //! checksum put right, else nothing would ever get behind it. The same functions are driven by libFuzzer (`make fuzz`) and,
-//! with seeded mutations, by `crates/weir/tests/decoders.rs`. Who includes this file brings `config`, `dice` and the list of
-//! messages.
-use crate::config;
+//! with seeded mutations, by `crates/weir/tests/decoders.rs`. A file that includes this one brings `dice` and
+//! the list of messages.
 use crate::dice::Dice;
 use std::collections::BTreeMap;
+use weir_admin::config;
 use weir_coord::identity::{NamespaceIdentity, TargetIdentity};
 use weir_meta::namespace::acl::Acl;
 use weir_meta::owner_limits::OwnerRecord;
@@ -655,7 +655,7 @@ fn text(bytes: &[u8]) {
     same::<ClusterId>(text);
     same::<DiskUuid>(text);
     let known: BTreeMap<&str, ()> = [("memory_mib", ()), ("threads", ())].into();
-    let _ = crate::failure::did_you_mean(text, known.keys().copied());
+    let _ = weir_admin::failure::did_you_mean(text, known.keys().copied());
 }
 fn text_seeds() -> Vec<Vec<u8>> {
     let record = weir_trust::audit::Record {

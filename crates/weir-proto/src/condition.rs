@@ -70,6 +70,10 @@ message!(
     /// `last_contact_ms`: how long ago it reported.
     NodeCondition { node: String, role: Role, last_contact_ms: u64, condition: Condition }
 );
+/// The code of a target's trouble: it refuses data for want of space.
+pub const REFUSES: &str = "target-refuses";
+/// The code of the trouble of a metadata server whose disk is full, or nearly so.
+pub const METADATA_FULL: &str = "metadata-full";
 /// The code of a leader's trouble: it has started, and waits for earlier clients.
 pub const STARTS: &str = "namespace-starting";
 

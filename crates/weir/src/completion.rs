@@ -1,11 +1,7 @@
 //! Shell completion. The shell runs this program with the words typed so far, so names of volumes, relations,
 //! snapshots and targets are offered, too, if the cluster selected by the words answers at once. Otherwise
 //! only static words are offered.
-use crate::cli::{Cli, DIR_VARIABLE, Status};
-use crate::commands::namespace_client;
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::observe;
+use crate::cli::Cli;
 use clap::{Command, CommandFactory};
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 use clap_complete::env::{CompleteEnv, Shells};
@@ -14,6 +10,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
+use weir_admin::cluster_args::{DIR_VARIABLE, Status};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{namespace_client, observe};
 use weir_proto::Error;
 
 /// The variable by which a shell asks.

@@ -5,15 +5,15 @@
 //! program, and if that is missing to `/sbin/mount.fuse`, which calls `weir SOURCE DIRECTORY -o OPTIONS`.
 //! Either way the options are those of fstab, not of this command line. The call returns when the file system
 //! is mounted; its process continues in the background.
-use crate::failure::{Doing, Failure, Outcome, did_you_mean};
-use crate::local::local_cluster::LocalCluster;
-use crate::local::process::{Launch, Program};
 use rustix::mount::MountFlags;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use weir_admin::failure::{Doing, Failure, Outcome, did_you_mean};
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::local::process::{Launch, Program};
 use weir_env::Addr;
 use weir_proto::Error;
 

@@ -1,9 +1,5 @@
 //! The log of a role on standard error: text for people, with priorities for the journal, or a JSON object on
 //! each line. A background process's goes to a file, which it rotates.
-pub mod rotation;
-
-use crate::config::LogFormat;
-use rotation::Rotation;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::fmt::{self, Write};
@@ -17,6 +13,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+use weir_admin::config::LogFormat;
+use weir_admin::rotation::Rotation;
 
 /// The format of this process's lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

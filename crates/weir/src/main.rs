@@ -8,54 +8,40 @@
     reason = "the outermost shell starts processes, reads pid files and mounts; nothing of it runs in the simulator"
 )]
 
-mod bench;
-mod certificate;
 mod cli;
-mod cli_file;
-mod cli_local;
-mod cli_namespace;
-mod cli_nodes;
-mod cli_roles;
-mod cli_targets;
-mod cli_watch;
-mod cluster_args;
 mod commands;
 mod completion;
-mod config;
 mod console;
-mod failure;
+mod help;
 mod helper;
-mod homes;
-mod local;
 mod log;
 mod machine;
 mod manual;
 mod notify;
-mod observe;
 mod package;
-mod progress;
 mod reporting;
 mod rights;
 mod roles;
-mod s3_keys;
-mod sizes;
 mod subtree;
 mod support;
-mod table;
-mod times;
 mod unit;
-mod users;
 
-use clap::Parser;
-use failure::{Failure, Outcome};
+use cli::{Cli, Command, ConfigCommand};
+use commands::{
+    access, audit, client, file, home, namespace, node, relation, report, target, upgrade, volume, watch,
+};
+use roles::args::RoleArgs;
 use std::process::ExitCode;
-use weir_proto::{Error, ErrorKind};
+use weir_admin::failure::Outcome;
+use weir_admin::local::{forget, unsaved, up};
+use weir_admin::{config, program, rotation, s3_keys};
+use weir_proto::Error;
 
 #[global_allocator]
 static ALLOCATOR: weir_env::real::Allocator = weir_env::real::Allocator;
 
 fn main() -> ExitCode {
-    end_quietly_on_a_closed_pipe();
+    program::end_quietly_on_a_closed_pipe();
     let words: Vec<_> = std::env::args_os().collect();
     match completion::answer(&words) {
         Ok(false) => {}
@@ -66,10 +52,9 @@ fn main() -> ExitCode {
     if let Some(call) = helper::Call::parse(&program, words) {
         return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), Says::Text(None));
     }
-    let cli = match cli::Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
-        Err(e) if is_json && e.use_stderr() => return usage_as_json(&likeliest_first(e)),
-        Err(e) => likeliest_first(e).exit(),
+        Err(e) => return program::wrong_usage(e, is_json),
     };
     if let Err(failure) = wrong_clock_of_a_test() {
         return ended(Err(failure), Says::Text(None));
@@ -78,7 +63,6 @@ fn main() -> ExitCode {
     let environment = roles::Environment {
         log: std::env::var("WEIR_LOG").ok(),
         log_file: log_file(),
-        frames: std::env::var_os("WEIR_FRAMES").map(Into::into),
         kill_at: std::env::var("WEIR_KILL_AT").ok(),
         s3_keys: s3_keys::of_environment(|name| std::env::var(name).ok()),
         journal: std::env::var("JOURNAL_STREAM").ok(),
@@ -89,7 +73,7 @@ fn main() -> ExitCode {
         },
     };
     let says = if is_json { Says::Json } else { Says::Text(environment.journal.as_deref()) };
-    if let Some(Err(failure)) = cli.certificate.as_deref().map(certificate::use_file) {
+    if let Err(failure) = cli.presented.present() {
         return ended(Err(failure), says);
     }
     ended(run(cli.command, &environment), says)
@@ -108,32 +92,7 @@ fn wrong_clock_of_a_test() -> Outcome<()> {
 fn log_file() -> Option<log::LogFile> {
     let path = std::env::var_os("WEIR_LOG_FILE")?.into();
     let limit = std::env::var("WEIR_LOG_BYTES").ok().and_then(|bytes| bytes.parse().ok());
-    Some(log::LogFile { path, bytes_max: limit.unwrap_or(log::rotation::FILE_BYTES_MAX) })
-}
-
-/// Of several words that may have been meant the likeliest comes first.
-fn likeliest_first(mut e: clap::Error) -> clap::Error {
-    use clap::error::{ContextKind, ContextValue};
-    let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else { return e };
-    let word = word.clone();
-    let Some(ContextValue::Strings(words)) = e.get(ContextKind::SuggestedSubcommand) else { return e };
-    let mut words = words.clone();
-    failure::nearest_first(&word, &mut words);
-    e.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(words));
-    e
-}
-
-/// A command that was not understood, for a program: the first line, and the rest as the hint.
-fn usage_as_json(e: &clap::Error) -> ExitCode {
-    let text = e.to_string();
-    let (error, hint) = text.split_once('\n').unwrap_or((&text, ""));
-    let lines: Vec<&str> = hint.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let error = Error::of_text(ErrorKind::Invalid, error.trim_start_matches("error: ").trim());
-    let failure = match lines.is_empty() {
-        true => error.into(),
-        false => Failure::new(error, lines.join("; ")),
-    };
-    ended(Err(failure), Says::Json)
+    Some(log::LogFile { path, bytes_max: limit.unwrap_or(rotation::FILE_BYTES_MAX) })
 }
 
 /// How a failure is printed.
@@ -146,93 +105,52 @@ enum Says<'a> {
 }
 
 fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
-    match done {
-        Ok(code) => code,
-        Err(failure) => {
-            match says {
-                Says::Text(journal) => eprintln!("{}", log::last_words(&failure.to_string(), journal)),
-                Says::Json => eprintln!("{}", failure.as_json()),
-            }
+    match (done, says) {
+        (Ok(code), _) => code,
+        (Err(failure), Says::Json) => program::failed(&failure, true),
+        (Err(failure), Says::Text(journal)) => {
+            eprintln!("{}", log::last_words(&failure.to_string(), journal));
             ExitCode::from(failure.kind().exit_code())
         }
     }
 }
 
-/// `weir status | head -1`: a closed pipe is not a failure.
-fn end_quietly_on_a_closed_pipe() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let text = panic.payload().downcast_ref::<String>().map_or("", String::as_str);
-        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
-            std::process::exit(0);
-        }
-        usual(panic);
-    }));
-}
-
-/// Limits of users and groups have a file of their own.
-fn volume(command: &commands::volume::VolumeCommand) -> Outcome<()> {
-    match command {
-        commands::volume::VolumeCommand::Quota(args) if args.is_of_owners() => {
-            commands::quota::of_owners(args)
-        }
-        _ => commands::volume::run(command),
-    }
-}
-
-fn run(command: cli::Command, environment: &roles::Environment) -> Outcome<ExitCode> {
-    use cli::{Command, ConfigCommand, FileCommand, TargetCommand, UpgradeCommand};
+fn run(command: Command, environment: &roles::Environment) -> Outcome<ExitCode> {
     let done = match command {
-        Command::Up(args) => local::up::up(&args),
-        Command::Down(args) => commands::unsaved::wait(&args).and_then(|()| local::up::down(&args)),
-        Command::Status(args) => return commands::status::status(&args),
-        Command::Console(args) => console::console(&args),
-        Command::Top(args) => commands::watch::top(&args),
-        Command::Waits(args) => commands::watch::waits(&args),
-        Command::Why(args) => commands::watch::why(&args),
-        Command::Iohist(args) => commands::watch::iohist(&args),
+        Command::Up(args) => up::up(&args),
+        Command::Down(args) => unsaved::wait(&args).and_then(|()| up::down(&args)),
+        Command::Init(args) => node::init(&args),
+        Command::Join(args) => node::join(&args),
+        Command::Token(command) => node::token(&command),
+        Command::Node(command) => node::node(&command),
+        Command::Ca(command) => node::ca(&command),
+        Command::Status(args) => return watch::status::status(&args),
+        Command::Client(command) => client::run(&command),
+        Command::Top(args) => watch::top(&args),
+        Command::Waits(args) => watch::waits(&args),
+        Command::Why(args) => watch::why(&args),
+        Command::Iohist(args) => watch::iohist(&args),
+        Command::Events(args) => watch::events::events(&args),
         Command::Support(args) => support::support(&args),
-        Command::Events(args) => commands::events::events(&args),
-        Command::Client(command) => commands::client::run(&command),
-        Command::File(FileCommand::Stat(args)) => commands::file::stat(&args),
-        Command::File(FileCommand::Layout(args)) => commands::file::layout(&args),
-        Command::Target(TargetCommand::Clear(args)) => commands::target::clear(&args),
-        Command::Upgrade(UpgradeCommand::Finish(args)) => commands::upgrade::finish(&args),
-        Command::Target(TargetCommand::Replace(args)) => commands::target::replace(&args),
-        Command::Target(TargetCommand::Scrub(args)) => commands::scrub::scrub(&args),
-        Command::Target(TargetCommand::Gone(args)) => commands::rebuild::gone(&args),
-        Command::Target(TargetCommand::Drain(args)) => commands::drain::drain(&args),
-        Command::Target(TargetCommand::Undrain(args)) => commands::drain::undrain(&args),
-        Command::Target(TargetCommand::Remove(args)) => commands::drain::remove(&args),
-        Command::Target(TargetCommand::List(args)) => commands::drain::list(&args),
-        Command::Rebuild(args) => commands::rebuild::rebuild(&args),
-        Command::File(FileCommand::Locks(args)) => commands::file::locks(&args),
-        Command::File(FileCommand::Evict(args)) => commands::tiering::evict(&args),
-        Command::File(FileCommand::Recall(args)) => commands::tiering::recall(&args),
-        Command::File(FileCommand::Pin(args)) => commands::tiering::pin(&args, true),
-        Command::File(FileCommand::Unpin(args)) => commands::tiering::pin(&args, false),
-        Command::File(FileCommand::State(args)) => commands::tiering::state(&args),
-        Command::Report(args) => commands::report::report(&args),
-        Command::Namespace(command) => commands::namespace::run(&command, &|config, export, progress| {
-            let role = cli::RoleArgs { config: Some(config), ..cli::RoleArgs::default() };
+        Command::Console(args) => console::console(&args),
+        Command::File(command) => file::run(&command),
+        Command::Target(command) => target::run(&command),
+        Command::Rebuild(args) => target::rebuild(&args),
+        Command::Inspect(args) => return target::inspect(&args),
+        Command::Upgrade(command) => upgrade::run(&command),
+        Command::Namespace(command) => namespace::run(&command, &|config, export, progress| {
+            let role = RoleArgs { config: Some(config), ..RoleArgs::default() };
             roles::import(&role, environment, export, progress)
         }),
-        Command::Quota(args) => commands::quota::show(&args),
-        Command::Volume(command) => volume(&command),
-        Command::Relation(command) => commands::relation::run(&command, environment.s3_keys.clone()),
-        Command::Init(args) => commands::init::init(&args),
-        Command::Join(args) => commands::enrol::join(&args),
-        Command::Token(command) => commands::enrol::token(&command),
-        Command::Node(command) => commands::enrol::node(&command),
-        Command::Ca(command) => commands::ca::ca(&command),
-        Command::Home(command) => commands::home::run(&command),
-        Command::Access(command) => commands::access::run(&command),
-        Command::Audit(command) => return commands::audit::run(&command),
-        Command::Inspect(args) => return commands::inspect::inspect(&args),
-        Command::Bench(bench) => return bench::run(bench, environment),
-        Command::Demo(args) => return bench::demo::demo(&args, environment),
+        Command::Volume(command) => volume::run(&command),
+        Command::Quota(args) => volume::show_quota(&args),
+        Command::Report(args) => report::report(&args),
+        Command::Relation(command) => relation::run(&command, environment.s3_keys.clone()),
+        Command::Home(command) => home::run(&command),
+        Command::Access(command) => access::run(&command),
+        Command::Audit(command) => return audit::run(&command),
         Command::Mount(args) => roles::mount(&args, environment),
-        Command::Unmount(args) => local::forget::unmount(&args),
+        Command::Unmount(args) => forget::unmount(&args),
         Command::Coord(args) => roles::coord(&args, environment),
         Command::Meta(args) => roles::meta(&args, environment),
         Command::Storage(args) => roles::storage(&args, environment),

@@ -1,12 +1,12 @@
 //! Man pages, from the declarations of the command line and of the configuration, with examples and exit
 //! statuses.
 use crate::cli::Cli;
-use crate::config::SECTIONS;
-use crate::failure::{Doing, Outcome};
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use std::fmt::Write;
 use std::path::Path;
+use weir_admin::config::SECTIONS;
+use weir_admin::failure::{Doing, Outcome};
 
 /// One page per command, `weir.1`, `weir-up.1`, …, and `weir.toml.5`.
 pub fn write_pages(dir: &Path) -> Outcome<()> {
@@ -275,11 +275,6 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("weir-mover", "With the configuration of weir join:", "weir mover --config /var/lib/weir/v1/mover.toml"),
     ("weir-inspect", "Verify each checksum of a stopped target:", "weir inspect --check /weir/t1"),
     (
-        "weir-bench-stream",
-        "A stream beside that of the raw disk:",
-        "weir bench stream --baseline /tmp /mnt/weir",
-    ),
-    (
         "weir-config-check",
         "Before a role is started with it:",
         "weir config check /var/lib/weir/s1/storage.toml",
@@ -316,7 +311,8 @@ mod tests {
         let page = config_page();
         for (section, _, keys) in SECTIONS {
             assert!(page.contains(&format!(".SH \"[{section}]\"\n")), "{section}");
-            let has = |key: &crate::config::Key| page.contains(&format!("\\fB{}\\fR = ", escaped(key.name)));
+            let has =
+                |key: &weir_admin::config::Key| page.contains(&format!("\\fB{}\\fR = ", escaped(key.name)));
             assert!(keys.iter().all(has), "{page}");
         }
     }

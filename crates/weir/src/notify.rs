@@ -3,7 +3,6 @@
 //! The protocol is that of sd_notify(3): a datagram of `KEY=VALUE` lines to the socket that NOTIFY_SOCKET
 //! names. Without a socket, nothing is sent. A socket that does not answer is logged without further effect:
 //! systemd decides what follows.
-use crate::failure::{Failure, Outcome};
 use std::ffi::OsString;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -11,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::failure::{Failure, Outcome};
 use weir_env::Env;
 use weir_proto::Error;
 

@@ -1,13 +1,13 @@
 //! The files that the package installs with the program: man pages, completion scripts, and files for
 //! systemd.
 use crate::completion;
-use crate::failure::{Doing, Outcome};
 use crate::helper::HELPERS;
 use crate::manual;
 use crate::unit;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use weir_admin::failure::{Doing, Outcome};
 
 /// A system user for sites that do not run servers as root: `runuser -u weir -- weir init …` creates a
 /// configuration whose unit runs as this user.

@@ -1,10 +1,10 @@
 //! A role's reports on itself to the coordinator, every few seconds, for `weir status`.
 //!
 //! Nothing depends on them: an unreachable coordinator, or one of an earlier release, gets none.
-use crate::table;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use weir_admin::table;
 use weir_client::Client;
 use weir_coord::Cluster;
 use weir_coord::etcd::Etcd;
@@ -13,7 +13,9 @@ use weir_coord::store::Store;
 use weir_env::{BoxFuture, Env, Instant};
 use weir_home::{LongCall, long_calls};
 use weir_node::MetaSpace;
-use weir_proto::condition::{Condition, NodeDisk, NodeTrouble, REPORT_EVERY_MS, Severity};
+use weir_proto::condition::{
+    Condition, METADATA_FULL, NodeDisk, NodeTrouble, REFUSES, REPORT_EVERY_MS, Severity,
+};
 use weir_proto::version::Program;
 use weir_proto::{Error, TargetId};
 use weir_store::StorageNode;
@@ -29,10 +31,6 @@ const HOME_SILENT_AFTER: Duration = Duration::from_secs(30);
 
 /// A target refuses data if it has no room for a cell of this size, the usual one.
 const CELL_BYTES: u32 = 1 << 20;
-/// The code of that trouble.
-pub const REFUSES: &str = "target-refuses";
-/// The code of the trouble of a metadata server whose disk is full, or nearly so.
-pub const METADATA_FULL: &str = "metadata-full";
 
 /// Determines the condition of this process.
 pub type Inspect = Arc<dyn Fn() -> BoxFuture<'static, Condition> + Send + Sync>;

@@ -1,8 +1,8 @@
 //! The rights of root's that a mover keeps. It acts for volumes' owners, in places of theirs.
 //!
 //! Always holds: no program that it starts has more, with any set-uid bits.
-use crate::failure::{Doing, Outcome};
 use rustix::thread::{CapabilitySet, CapabilitySets};
+use weir_admin::failure::{Doing, Outcome};
 
 /// Owners, modes and contents of all files; devices and file capabilities, if a rule allows these; to act as
 /// the user that a rule names.

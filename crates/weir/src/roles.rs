@@ -1,16 +1,10 @@
 //! Each role as a foreground process: configuration in, service up, readiness notified, orderly end on a
 //! signal.
-use crate::certificate::{self, Own};
-use crate::cli_roles::{MetaRole, RoleArgs, StorageRole};
-use crate::config::{self, Config, Text};
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster::{self, LocalCluster};
-use crate::local::process::{PidFile, is_gone, own_process};
 use crate::log;
 use crate::machine;
 use crate::notify::{self, Manager};
-use crate::observe::host_id;
 use crate::reporting::{self, Reporter};
+use args::{MetaRole, RoleArgs, StorageRole};
 use mover::MOVER_MEMORY_BYTES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::unix::fs::PermissionsExt;
@@ -18,6 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
+use weir_admin::certificate::{self, Own};
+use weir_admin::config::{self, Config, Text};
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::local_cluster::{self, LocalCluster};
+use weir_admin::local::process::{PidFile, is_gone, own_process};
+use weir_admin::observe::host_id;
 use weir_client::ClientConfig;
 use weir_coord::{Cluster, Observer};
 use weir_env::real::{RealConfig, env_with};
@@ -32,13 +32,14 @@ use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, MIB, NamespaceUuid};
 use weir_rpc::Server;
 
+pub mod args;
 mod coord;
 mod coord_events;
 mod mount;
 mod mover;
 mod own_attributes;
 
-pub use coord::{coord, etcd_config};
+pub use coord::coord;
 pub use mount::mount;
 pub use mover::mover;
 
@@ -48,8 +49,6 @@ pub struct Environment {
     pub log: Option<String>,
     /// `WEIR_LOG_FILE`, from `weir up`: the file behind standard error. Tests limit it by `WEIR_LOG_BYTES`.
     pub log_file: Option<log::LogFile>,
-    /// `WEIR_FRAMES`: directory of real detector frames.
-    pub frames: Option<PathBuf>,
     /// `WEIR_KILL_AT`, for tests: the point at which a role's process kills itself.
     pub kill_at: Option<String>,
     /// `AWS_ACCESS_KEY_ID` and others: a mover's keys for S3 if the home's URL names no file.
@@ -263,21 +262,19 @@ impl Node {
 }
 
 /// An operator's remedy for a role that did not start.
-impl From<Failed> for Failure {
-    fn from(Failed { step, error }: Failed) -> Failure {
-        match (step, error.kind) {
-            (Step::Serve, ErrorKind::Exists) => Failure::new(
-                error,
-                "another process listens there: stop it, or choose another address (--listen)",
-            ),
-            (Step::Serve, _) => {
-                Failure::new(error, "choose another address (--listen ADDR, or node.listen in weir.toml)")
-            }
-            (Step::Join, ErrorKind::Exists) => {
-                Failure::new(error, "stop the other process, or choose another name (--name)")
-            }
-            (Step::Join | Step::Other, _) => error.into(),
+fn not_started(Failed { step, error }: Failed) -> Failure {
+    match (step, error.kind) {
+        (Step::Serve, ErrorKind::Exists) => Failure::new(
+            error,
+            "another process listens there: stop it, or choose another address (--listen)",
+        ),
+        (Step::Serve, _) => {
+            Failure::new(error, "choose another address (--listen ADDR, or node.listen in weir.toml)")
         }
+        (Step::Join, ErrorKind::Exists) => {
+            Failure::new(error, "stop the other process, or choose another name (--name)")
+        }
+        (Step::Join | Step::Other, _) => error.into(),
     }
 }
 
@@ -398,7 +395,8 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
     node.check_listens()?;
     node.keep_certificate(Role::Meta)?;
     let inspect = reporting::of_directory(&node.env, &node.config.node.host, place.dir.clone());
-    let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await?;
+    let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await;
+    let meta = meta.map_err(not_started)?;
     node.ready(&shown(&meta.server))?;
     let inspect = reporting::of_metadata(inspect, &node.config.node.name, meta.space());
     let reporter = Reporter::start(&node.env, meta.cluster(), inspect);
@@ -465,7 +463,8 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
     };
     node.check_listens()?;
     node.keep_certificate(Role::Storage)?;
-    let storage = start_storage(&node.env, &node.site(node.observer(Role::Storage)?), &place).await?;
+    let storage = start_storage(&node.env, &node.site(node.observer(Role::Storage)?), &place).await;
+    let storage = storage.map_err(not_started)?;
     node.ready(&shown(&storage.server))?;
     let own = &node.config.node;
     let inspect = reporting::of_storage(&node.env, &own.host, &own.name, storage.node());

@@ -1,5 +1,5 @@
 //! A directory of the file system as the top of a mount.
-use crate::failure::{Failure, Outcome};
+use weir_admin::failure::{Failure, Outcome};
 use weir_client::Client;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::{Error, InodeId};

@@ -4,9 +4,9 @@
 //! Both have the same text: a role gets the rights that it needs, and no more. A mount's process has the
 //! machine's own view of the file systems, because its mount must be visible to all; so nothing of that is
 //! restricted there.
-use crate::failure::{Doing, Outcome};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use weir_admin::failure::{Doing, Outcome};
 use weir_env::Env;
 
 /// Roles with a template in the package: `weir-storage@NAME.service` runs the configuration that `weir join

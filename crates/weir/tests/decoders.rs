@@ -3,28 +3,20 @@
 //!
 //! `make fuzz` runs the same functions with libFuzzer. Message types have 20,000 inputs each in the tests of
 //! `weir-proto`.
-#[allow(dead_code, reason = "the fuzz targets use a part")]
-#[path = "../src/config.rs"]
-mod config;
 #[path = "../../weir-proto/tests/common/counting.rs"]
 mod counting;
 #[allow(dead_code, reason = "the fuzz targets use a part")]
 #[path = "../../weir-proto/tests/common/dice.rs"]
 mod dice;
-#[allow(dead_code, reason = "the fuzz targets use a part")]
-#[path = "../src/failure.rs"]
-mod failure;
 #[macro_use]
 #[path = "../../weir-proto/tests/common/list.rs"]
 mod list;
 #[path = "../../../fuzz/src/targets.rs"]
 mod targets;
-#[allow(dead_code, reason = "the configuration uses a part")]
-#[path = "../src/times.rs"]
-mod times;
 
 use dice::Dice;
 use targets::{TARGETS, Target};
+use weir_admin::config;
 
 /// Of each kind, for each target.
 const INPUTS: usize = 10_000;

@@ -439,28 +439,3 @@ fn without_kernel_names_each_lookup_is_asked_every_time() {
     File::create(other.join("deep/a/b/c/d/f")).unwrap();
     assert!(dir.join("f").exists());
 }
-
-#[test]
-fn costs_of_operations_are_counted_on_a_cluster_of_its_own() {
-    if !can_mount() {
-        return;
-    }
-    let root = tempfile::tempdir().unwrap();
-    let mut counts = Command::new(env!("CARGO_BIN_EXE_weir"));
-    counts.args(["bench", "requests", "--memory", "--ops", "20", "--json"]).env("TMPDIR", root.path());
-    let output = counts.output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let rows: BTreeMap<&str, &Value> = json["rows"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| (row["operation"].as_str().unwrap(), row))
-        .collect();
-    let each = |what: &str, of: &str| rows[what][of].as_f64().unwrap_or_else(|| panic!("{what}: {json:#}"));
-    assert_eq!(rows["mkdir"]["by_kind"]["MKDIR"], 1.0);
-    assert_eq!(rows["pwrite 4 KiB"]["by_kind"]["WRITE"], 1.0);
-    assert!(each("one path again and again, five deep", "requests") < 1.0, "{json:#}");
-    assert!(each("unlink, cold", "messages") >= 1.0 && each("unlink, cold", "switches") > 0.0, "{json:#}");
-    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "something is left");
-}

@@ -12,7 +12,7 @@
 mod common;
 
 use common::s3::S3;
-use common::{can_mount, text};
+use common::{can_mount, text, weir_bench};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -123,6 +123,9 @@ fn run(name: &str) {
         format!("export S3={} KEYS={} BUCKET={}\n", s3.endpoint, s3.keys.display(), s3.path("").display())
     });
     let page = fs::read_to_string(pages_dir().join(name)).unwrap();
+    if page.contains("$ weir-bench ") {
+        weir_bench();
+    }
     let place = Place(tempfile::Builder::new().prefix("weir-page-").tempdir().unwrap());
     for step in steps(&page) {
         let output = place.bash(&format!("{service}{}", step.command));

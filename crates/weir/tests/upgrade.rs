@@ -24,7 +24,7 @@ const FRAME_BYTES: usize = 6_250_000;
 const DETECTORS: u64 = 2;
 /// Of each detector; low enough for a machine of two cores that runs the whole cluster.
 const PERIOD: Duration = Duration::from_millis(250);
-/// As in `weir bench detector`: a detector has room for ten frames.
+/// As in `weir-bench detector`: a detector has room for ten frames.
 const LATE: Duration = Duration::from_millis(2500);
 /// Frames that are kept before they are read back and removed.
 const KEPT: usize = 6;

@@ -183,7 +183,7 @@ pub fn worker_main() -> Result<()> {
     };
     let work: Work = serde_json::from_str(&line()?).map_err(|e| {
         Error::invalid(format!(
-            "this is not a job of `bench`: {e} (`worker` is started by `bench`, not by hand)"
+            "this is not a job of `weir-bench`: {e} (`worker` is started by `weir-bench`, not by hand)"
         ))
     })?;
     let result = work.run(&mut || {

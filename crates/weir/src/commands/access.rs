@@ -1,11 +1,13 @@
 //! `weir access`: rules for mounts, which node may use which volumes and as whom.
-use crate::cli::{AccessCommand, AddRule, CheckAccess, RemoveRule, RootWord, Status};
-use crate::commands::namespace_client::{all, connect, named};
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
+pub mod args;
+
+use args::{AccessCommand, AddRule, CheckAccess, RemoveRule, RootWord};
 use serde_json::{Value, json};
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::namespace_client::{all, connect, named};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_client::Client;
 use weir_env::Addr;
 use weir_proto::Error;

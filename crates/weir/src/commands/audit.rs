@@ -2,17 +2,18 @@
 //!
 //! To show and to verify it reads these files and queries no server, so that works while nothing runs. Their
 //! mode is 0600.
-use crate::cli::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::local_cluster::{self, LocalCluster, RoleName};
-use crate::observe;
-use crate::table;
-use crate::times::{parse_moment, parse_seconds};
+pub mod args;
+
+use args::{AuditCommand, AuditedVolumes, ShowAudit, VerifyAudit};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::local_cluster::{self, LocalCluster, RoleName};
+use weir_admin::times::{parse_moment, parse_seconds};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_env::Env;
 use weir_node::audit_files;
 use weir_proto::Error;

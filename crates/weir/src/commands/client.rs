@@ -2,19 +2,32 @@
 //!
 //! A metadata server knows sessions with their leases and locks; the coordinator knows the nodes' own
 //! reports, for instance of bytes that no target has yet. A row joins both.
-use crate::cli::{ClientCommand, Status};
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe::{self, is_led};
-use crate::table;
+use clap::Subcommand;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::Outcome;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
+use weir_diagnose::health::is_led;
 use weir_proto::condition::NodeCondition;
 use weir_proto::map::Role;
 use weir_proto::meta::{SessionList, SessionShown};
 use weir_proto::{Error, ErrorKind};
 use weir_rpc::NoService;
+
+const CLIENT_LIST: &str = "\
+OPEN: files that its programs have open, TO WRITE of them for writing. LEASES: files and directories that it caches; others wait for AWAITED \
+of them. UNWRITTEN: bytes that programs have written and that no target has yet, as reported up to five seconds ago.";
+
+#[derive(Subcommand)]
+pub enum ClientCommand {
+    /// Show all clients: where each is, when the metadata server received something from it last, and what it
+    /// holds
+    #[command(after_help = CLIENT_LIST)]
+    List(Status),
+}
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Commands are short-lived: they are not listed as clients.

@@ -1,11 +1,13 @@
 //! `weir home`: the places where users may have homes of their volumes. The rules are in the cluster map.
-use crate::cli::{self, HomeAllow, HomeCommand, HomeForbid};
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
-use crate::table;
+pub mod args;
+
+use args::{HomeAllow, HomeCommand, HomeForbid};
 use serde_json::{Value, json};
 use std::sync::Arc;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::Outcome;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Cluster;
 use weir_proto::home_rule::{HomeIds, HomeRule, IdMapping};
 use weir_proto::map::ClusterMap;
@@ -18,7 +20,7 @@ pub fn run(command: &HomeCommand) -> Outcome<()> {
     }
 }
 
-fn with_cluster<T>(at: &cli::Status, work: impl AsyncFnOnce(&Cluster) -> Outcome<T>) -> Outcome<T> {
+fn with_cluster<T>(at: &Status, work: impl AsyncFnOnce(&Cluster) -> Outcome<T>) -> Outcome<T> {
     let coordinators = coordinators(at)?;
     observe::block_on(async {
         let env = weir_env::real::env();
@@ -44,7 +46,7 @@ fn allow(args: &HomeAllow) -> Outcome<()> {
     Ok(())
 }
 
-fn list(args: &cli::Status) -> Outcome<()> {
+fn list(args: &Status) -> Outcome<()> {
     let map: Arc<ClusterMap> = with_cluster(args, async |cluster| Ok(cluster.map()))?;
     if args.json {
         table::json(&Value::Array(map.homes.iter().map(as_json).collect()));

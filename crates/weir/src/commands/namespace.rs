@@ -3,20 +3,21 @@
 //!
 //! The metadata leader makes exports; this fetches one, or sets when and where the leader is to write them.
 //! An import fills a metadata directory while no metadata role runs.
-use crate::cli_namespace::{Export, Exports, Import, NamespaceCommand};
-use crate::commands::copies;
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::observe;
-use crate::progress::Progress;
-use crate::table;
-use crate::times::show_seconds;
+pub mod args;
+mod copies;
+
+use args::{Export, Exports, Import, NamespaceCommand};
 use serde_json::{Value, json};
 use std::fs::{File, OpenOptions};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::progress::Progress;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
+use weir_diagnose::quantity::show_seconds;
 use weir_meta::export::{Totals, Writer};
 use weir_proto::Error;
 use weir_proto::copies::decode_pairs;
@@ -109,7 +110,7 @@ async fn fetch(leader: &Channel, export: u64, head: &ExportHead, file: &Path) ->
     }
     let part = file.with_extension("part");
     let opened = OpenOptions::new().write(true).create(true).truncate(true).open(&part).doing(&doing)?;
-    let progress = Progress::new();
+    let progress = Progress::default();
     let mut writer = Writer::begin(BufWriter::new(opened), head)?;
     let mut after = None;
     loop {
@@ -184,7 +185,7 @@ fn show_state(state: &ExportState, as_json: bool) {
 fn import(args: &Import, fill: Fill<'_>) -> Outcome<()> {
     let config = config_of_role(args)?;
     let file = File::open(&args.file).doing(format_args!("read {}", args.file.display()))?;
-    let progress = Progress::new();
+    let progress = Progress::default();
     let (head, totals) = fill(config, file, Box::new(move |totals| show(&progress, totals)))?;
     report("imported from", &args.file, &head, totals, args.json);
     if !args.json {

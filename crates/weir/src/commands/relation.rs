@@ -1,200 +1,37 @@
 //! `weir relation` and `weir volume changes`: asks the metadata leader as a client does.
-use crate::cluster_args::Status;
-use crate::commands::namespace_client::{Cluster, connect, find_relation, named, own_cred};
-use crate::commands::relation_rules::{Change, Rules, as_json as rules_as_json, lines, rules_of};
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::homes::{refuse_own_cluster, warn_of_directory};
-use crate::observe;
-use crate::table;
-use clap::{Args, Subcommand, ValueEnum};
+pub mod args;
+mod prefetch;
+mod rules;
+mod verify;
+
+use args::{Follow, Keep, One, RelationCommand, Set, Way};
+use rules::{as_json as rules_as_json, lines, rules_of};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::homes::{refuse_own_cluster, warn_of_directory};
+use weir_admin::namespace_client::{Cluster, connect, find_relation, named, own_cred};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_client::{Client, NewRelation};
 use weir_home::{HomeUrl, KeySource};
 use weir_proto::home_rule::rule_of_user;
 use weir_proto::relation::{
-    Direction, HomeIds, IdMapping, NamedChange, RelationId, RelationInfo, RelationRules, RelationState,
-    RelationVerb, Resolution, What,
+    Direction, NamedChange, RelationId, RelationInfo, RelationRules, RelationState, RelationVerb, Resolution,
+    What,
 };
 use weir_proto::{Error, ErrorKind, InodeId, VolumeId};
 
 /// Between polls of `--follow`.
 const FOLLOW_WAIT: Duration = Duration::from_secs(10);
 
-const ADD: &str = "Add a home: the volume's present and future files are copied there\n\n\
-The home is a directory that movers reach, local or mounted (file:///gpfs/home/beamline), a part of an S3 bucket \
-(s3://bucket/prefix?endpoint=https://host&credentials=FILE) or a directory of another Weir \
-(weir://coordinator:port/path). It must be empty. Data arrives there while it is being written (in S3 a file appears \
-when it is complete); names, sizes and deletions follow in their order. A URL holds no secret: movers read the keys \
-of S3 from the credentials file that it names (as Amazon's tools write it; profile=NAME if not default), or from \
-AWS_ACCESS_KEY_ID and others of Amazon's variables in their environment (docs/security.md).\n\n\
-With --direction mirror the empty volume shows the files at the home and their changes. The volume is read-only, and \
-nothing is changed at the home, not even a mark.";
-const VERIFY: &str = "Verify a home against the shipped data; files that differ become conflicts\n\n\
-Reads all of it: names, kinds, owners, modes, sizes and times of files, and each byte, which must have the checksum \
-that it was shipped with; extended attributes are not compared. Run it on a node that reaches the home. Files that \
-are being shipped are not compared. A file that differs is a conflict: it is not evicted until `weir relation \
-resolve` has decided.";
-
-#[derive(Subcommand)]
-pub enum RelationCommand {
-    /// Add a home: the volume's present and future files are copied there
-    #[command(long_about = ADD)]
-    Add(Add),
-    /// Change which files it copies, and its bandwidth limit
-    ///
-    /// A given list replaces the present one. Files at home stay there, and are kept up to date.
-    Set(Set),
-    /// Show all relations
-    List(List),
-    /// Show one relation: state, lag, backlog, what limits it, conflicts
-    Show(One),
-    /// Pause copying until `weir relation resume`
-    Pause(One),
-    /// Resume copying
-    Resume(One),
-    /// Remove the relation; files at home stay
-    Remove(One),
-    /// Resolve a conflict
-    Resolve(Resolve),
-    /// Verify a home against the shipped data; files that differ become conflicts
-    #[command(long_about = VERIFY)]
-    Verify(crate::commands::verify::Options),
-    /// Recall evicted data of many files and directories
-    Prefetch(crate::commands::prefetch::Prefetch),
-}
-
-#[derive(Args)]
-pub struct Add {
-    /// The volume
-    pub volume: String,
-    /// URL of the home, like file:///path, s3://bucket/prefix or weir://coordinator:port/path
-    pub url: String,
-    /// Allow eviction of data that is at home: names stay, data returns on access
-    #[arg(long)]
-    pub evict: bool,
-    /// Direction of changes
-    #[arg(long, value_enum, default_value = "push")]
-    pub direction: Way,
-    #[command(flatten)]
-    pub new: Ids,
-    #[command(flatten)]
-    pub rules: Rules,
-    #[command(flatten)]
-    pub at: Cluster,
-}
-
-#[derive(Args)]
-pub struct Set {
-    /// The relation as `weir relation list` shows it, like r1, or the volume that has only this one
-    pub relation: String,
-    #[command(flatten)]
-    pub change: Change,
-    #[command(flatten)]
-    pub at: Cluster,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Way {
-    /// Changes of the volume are copied to the home
-    Push,
-    /// Changes of the home appear in the volume, which is read-only; its data may always be evicted
-    Mirror,
-}
-
-#[derive(Args)]
-pub struct Ids {
-    /// Map local user HERE to user THERE at home; +COUNT maps a range; may be given several times
-    #[arg(long, alias = "uid-map", value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
-    pub map_uid: Vec<IdMapping>,
-    /// Map groups, in the same way
-    #[arg(long, alias = "gid-map", value_name = "HERE=THERE[+COUNT]", value_parser = parse_mapping)]
-    pub map_gid: Vec<IdMapping>,
-}
-
-impl Ids {
-    pub fn of_home(&self) -> HomeIds {
-        HomeIds { users: self.map_uid.clone(), groups: self.map_gid.clone() }
-    }
-    /// Checks the URL as far as possible without the cluster.
-    pub fn relation(&self, url: String, evict: bool, import: bool) -> Outcome<NewRelation> {
-        HomeUrl::parse(&url)?;
-        let ids = self.of_home();
-        ids.check(false)?; // only a rule's map leads to root
-        Ok(NewRelation { url, evict, import, ids, ..NewRelation::default() })
-    }
-}
-
-fn parse_mapping(text: &str) -> std::result::Result<IdMapping, String> {
-    let parsed = || {
-        let (here, there) = text.split_once('=')?;
-        let (there, count) = there.split_once('+').unwrap_or((there, "1"));
-        Some(IdMapping { here: here.parse().ok()?, there: there.parse().ok()?, count: count.parse().ok()? })
-    };
-    parsed().ok_or_else(|| format!("{text:?}: expected numbers like 1000=2000 or 1000=2000+50"))
-}
-
-#[derive(Args)]
-pub struct List {
-    /// Only those of this volume
-    pub volume: Option<String>,
-    #[command(flatten)]
-    pub at: Cluster,
-}
-
-#[derive(Args)]
-pub struct One {
-    /// The relation as `weir relation list` shows it, like r1, or the volume that has only this one
-    pub relation: String,
-    #[command(flatten)]
-    pub at: Cluster,
-}
-
-#[derive(Args)]
-pub struct Resolve {
-    /// The relation, like r1
-    pub relation: String,
-    /// The file's inode as `weir relation show` shows it, like i2000003
-    pub inode: String,
-    /// Which side wins
-    #[arg(long, value_enum)]
-    pub keep: Keep,
-    #[command(flatten)]
-    pub at: Cluster,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Keep {
-    /// The volume: the file at home is overwritten
-    Volume,
-    /// Neither: the home was repaired, try again
-    Retry,
-}
-
-#[derive(Args)]
-pub struct Follow {
-    /// The volume
-    pub name: String,
-    /// Wait for more changes
-    #[arg(long)]
-    pub follow: bool,
-    /// Remember the position under this name: the next call continues there, and unread changes are kept
-    #[arg(long, value_name = "NAME")]
-    pub cursor: Option<String>,
-    /// Forget the cursor
-    #[arg(long, requires = "cursor", conflicts_with = "follow")]
-    pub drop: bool,
-    #[command(flatten)]
-    pub at: Cluster,
-}
-
 pub fn run(command: &RelationCommand, keys: Option<KeySource>) -> Outcome<()> {
     let at = match command {
-        RelationCommand::Verify(options) => return crate::commands::verify::run(options, keys),
-        RelationCommand::Prefetch(args) => return crate::commands::prefetch::run(args),
+        RelationCommand::Verify(options) => return verify::run(options, keys),
+        RelationCommand::Prefetch(args) => return prefetch::run(args),
         RelationCommand::Add(args) => &args.at,
         RelationCommand::Set(args) => &args.at,
         RelationCommand::List(args) => &args.at,
@@ -585,7 +422,7 @@ fn change_json(volume: VolumeId, NamedChange { change, path }: &NamedChange) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::troubles::world::world;
+    use weir_diagnose::troubles::world::world;
 
     #[test]
     fn a_relation_whose_home_refuses_everything_is_not_copying() {

@@ -4,19 +4,17 @@
 //! Invariant: entries are files, directories, symbolic links and special files, and each is online or
 //! offline: all sums are sums of the same entries. The leader is queried in batches, so the report does not
 //! show a single moment.
-use crate::cluster_args::Status;
-use crate::commands::namespace_client::{connect, named, own_cred};
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::observe;
-use crate::sizes::parse_size;
-use crate::table;
-use crate::users::Users;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::namespace_client::{connect, named, own_cred};
+use weir_admin::sizes::parse_size;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table, users};
 use weir_client::Client;
 use weir_proto::meta::{Cred, FileKind};
 use weir_proto::volume::{DirectoryFacts, FileFacts, Scanned};
@@ -255,7 +253,7 @@ async fn collect(client: &Client, args: &Report) -> Outcome<Whole> {
     let file_system_bytes = client.statfs_at(top).await?.capacity_bytes;
     let online_only = args.online_only;
     let places = client.backups((volume != VolumeId(0)).then_some(volume)).await?;
-    let complaints = places.iter().filter_map(crate::commands::backup::complaint).collect();
+    let complaints = places.iter().filter_map(weir_diagnose::backups::complaint).collect();
     Ok(Whole { of, tally, file_system_bytes, biggest_path, directories, online_only, complaints })
 }
 
@@ -437,7 +435,7 @@ impl Whole {
         out += "\n";
         out += &table::render(&["FULLEST DIRECTORIES", "ENTRIES", "SIZE", "ALLOCATED"], &directories);
         let top = t.top_users();
-        let names = Users::of(top.iter().map(|(user, _)| *user));
+        let names = users::of(top.iter().map(|(user, _)| *user));
         let users: Vec<_> = top.iter().map(|(user, c)| line(names.name(*user), c)).collect();
         out += "\n";
         out += &table::render(&["USER", "ENTRIES", "SIZE", "ALLOCATED"], &users);

@@ -1,12 +1,20 @@
 //! `weir upgrade`: the end of a rolling upgrade.
-use crate::cli;
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
+use clap::Subcommand;
 use serde_json::json;
+use weir_admin::cluster_args::Status;
+use weir_admin::failure::Outcome;
+use weir_admin::observe;
+use weir_admin::which::coordinators;
 
-/// `weir upgrade finish`.
-pub fn finish(args: &cli::Status) -> Outcome<()> {
+#[derive(Subcommand)]
+pub enum UpgradeCommand {
+    /// Enable features that only upgraded programs understand
+    ///
+    /// Until then older programs can join; afterwards they cannot. Refused, with names, while there are some.
+    Finish(Status),
+}
+
+pub fn run(UpgradeCommand::Finish(args): &UpgradeCommand) -> Outcome<()> {
     let coordinators = coordinators(args)?;
     let (before, after) = observe::block_on(async {
         let env = weir_env::real::env();

@@ -1,17 +1,16 @@
 //! The answers of the API: pure functions of the snapshot, as JSON. `openapi.json` describes it.
 use super::processes::processes;
 use super::snapshot::Snapshot;
-use crate::cli_watch::By;
-use crate::commands::troubles::{HomesHere, Trouble, state, worst};
-use crate::commands::watch::{Names, lines_of, sorted, waits_json};
-use crate::observe::Health;
-use crate::users::Users;
-use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use weir_admin::users;
 use weir_coord::decide::file_space;
 use weir_coord::{Cluster, Collected};
+use weir_diagnose::Health;
+use weir_diagnose::troubles::{HomesHere, Trouble, state, worst};
+use weir_diagnose::waits::{self, sorted};
+use weir_diagnose::work::{self, By, Names, lines_of};
 use weir_proto::Result;
 use weir_proto::condition::Severity;
 use weir_proto::map::TargetState;
@@ -73,9 +72,8 @@ fn counted(troubles: &[Trouble]) -> usize {
 
 /// None: there are no such rows.
 pub fn top(snapshot: &Snapshot, by: &str) -> Option<Value> {
-    let by = By::from_str(by, true).ok().filter(|by| *by != By::Target)?;
-    let rows = snapshot.tops.iter().filter_map(|t| t.reply.as_ref().ok()).flat_map(|t| &t.rows);
-    let users = Users::of(rows.map(|row| row.uid));
+    let by = by.to_lowercase().parse().ok().filter(|by| *by != By::Target)?;
+    let users = users::of(work::users(&snapshot.tops));
     let of_namespace = snapshot.namespaces().flat_map(|(_, known)| &known.volumes);
     let volumes = of_namespace.map(|v| (v.id.0, v.name.clone())).collect();
     Some(json!({ "rows": lines_of(by, &snapshot.tops, &Names { volumes, users }) }))
@@ -83,7 +81,7 @@ pub fn top(snapshot: &Snapshot, by: &str) -> Option<Value> {
 
 pub fn waits(snapshot: &Snapshot) -> Value {
     let (seen, silent) = sorted(snapshot.waits.clone());
-    waits_json(&seen, &silent)
+    waits::as_json(&seen, &silent)
 }
 
 pub fn volumes(snapshot: &Snapshot) -> Value {
@@ -91,7 +89,7 @@ pub fn volumes(snapshot: &Snapshot) -> Value {
         snapshot.namespaces().flat_map(|(name, known)| known.volumes.iter().map(move |v| (name, v)));
     let volumes: Vec<(&str, &weir_proto::volume::Volume)> = volumes.collect();
     let names = volumes.iter().map(|(_, v)| (v.id.0, v.name.clone())).collect();
-    let lines = lines_of(By::Volume, &snapshot.tops, &Names { volumes: names, users: Users::default() });
+    let lines = lines_of(By::Volume, &snapshot.tops, &Names { volumes: names, users: Default::default() });
     let one = |(namespace, v): &(&str, &weir_proto::volume::Volume)| {
         let line = lines.iter().find(|line| line.name == v.name);
         json!({

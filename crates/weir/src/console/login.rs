@@ -1,12 +1,12 @@
 //! Access control: browsers that opened a link, each link once. The first is printed at the start; if links
 //! are kept in a file, users who may read that file get the next one from there.
-use crate::failure::{Doing, Outcome};
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use weir_admin::failure::{Doing, Outcome};
 use weir_env::{Env, Rng};
 
 /// Browsers that are logged in at the same time; beyond that the first one has to log in again.

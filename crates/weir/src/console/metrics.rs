@@ -4,9 +4,9 @@
 //! A pure function. Times are in seconds, as the names show. Histograms by method have only counts and sums,
 //! so that a page for hundreds of nodes stays small.
 use super::snapshot::Snapshot;
-use crate::commands::troubles::{Trouble, word};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use weir_diagnose::troubles::{Trouble, word};
 use weir_proto::map::{ClusterMap, Node, Role};
 use weir_proto::relation::RelationState;
 use weir_proto::watch::{Meter, MeterKind};
@@ -200,7 +200,7 @@ fn add_map(page: &mut Page, map: &ClusterMap) {
         );
     }
     for namespace in &map.namespaces {
-        let led = crate::observe::is_led(map, namespace);
+        let led = weir_diagnose::health::is_led(map, namespace);
         page.gauge("weir_namespace_led", &[("namespace", &namespace.name)], f64::from(u8::from(led)));
     }
 }

@@ -11,28 +11,44 @@ mod processes;
 mod snapshot;
 mod stream;
 
-use crate::cli_watch::ConsoleArgs;
-use crate::commands::collect::Asker;
-use crate::commands::events::as_json;
-use crate::commands::troubles::Trouble;
-use crate::commands::which::coordinators;
-use crate::failure::{Doing, Failure, Outcome};
-use crate::local::process::PidFile;
+use crate::commands::watch::events::as_json;
 use axum::Router;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::get;
+use clap::{Args, ValueHint};
 use login::{LinkFile, Login};
 use serde::Deserialize;
 use snapshot::Source;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::collect::Asker;
+use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::process::PidFile;
+use weir_admin::which::coordinators;
+use weir_diagnose::troubles::Trouble;
 use weir_proto::Error;
 use weir_proto::event::{GetEvents, ReportEvents};
+
+#[derive(Args)]
+pub struct ConsoleArgs {
+    /// Address of this machine to listen at; port 0: any
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
+    pub listen: SocketAddr,
+    /// Keep a link that logs in once in this file, readable by its owner only; each use makes a new one
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub link_file: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub pid_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub cluster: Status,
+}
 
 /// The scripts of the page, by name.
 const SCRIPTS: [(&str, &str); 3] = [

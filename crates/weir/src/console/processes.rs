@@ -59,9 +59,9 @@ fn since_s(snapshot: &Snapshot, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::troubles::world::world;
     use std::sync::Arc;
     use weir_coord::Collected;
+    use weir_diagnose::troubles::world::world;
     use weir_proto::condition::{Condition, NodeCondition, NodeTrouble, Severity};
     use weir_proto::event::{EventLog, EventSeen};
     use weir_proto::watch::Meters;

@@ -2,13 +2,13 @@
 //!
 //! Invariants: for any number of browsers, the cluster is queried once in two seconds; missing answers are
 //! omitted.
-use crate::commands::collect::Asker;
-use crate::commands::troubles::{Facts, Known, Trouble, troubles};
-use crate::local::local_cluster::LocalCluster;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
+use weir_admin::collect::Asker;
+use weir_admin::local::local_cluster::LocalCluster;
 use weir_coord::Collected;
+use weir_diagnose::troubles::{Facts, Known, Trouble, troubles};
 use weir_env::Instant;
 use weir_proto::event::{EventLog, GetEvents};
 use weir_proto::watch::{GetMeters, GetTop, ListWaits, Meters, Top, WaitsListed};

@@ -3,7 +3,6 @@
 //! Invariant: the number of pages does not change the number of queries to the cluster: all share the
 //! snapshots of the source.
 use super::{Console, Shared, api};
-use crate::commands::troubles::Trouble;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -14,6 +13,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use weir_diagnose::troubles::Trouble;
 
 /// Open streams: each costs a connection and a serialized state in two seconds.
 const STREAMS_MAX: usize = 64;

@@ -1,15 +1,15 @@
 //! The coordinator as a process: its store (a directory, or etcd), its lead among several, and its service.
+use super::args::CoordRole;
 use super::{
-    Environment, LEAVE_PATIENCE, Node, SERVER_BUFFERS_BYTES, configure, coord_events, is_beyond, run, shown,
-    stop_signal,
+    Environment, LEAVE_PATIENCE, Node, SERVER_BUFFERS_BYTES, configure, coord_events, is_beyond, not_started,
+    run, shown, stop_signal,
 };
-use crate::certificate;
-use crate::cli_roles::CoordRole;
-use crate::config::{self, EtcdAccess, Text};
-use crate::failure::{Failure, Outcome};
 use crate::reporting;
 use std::time::Duration;
-use weir_coord::etcd::{Etcd, EtcdConfig, StorePlace};
+use weir_admin::certificate;
+use weir_admin::config::{self, Text};
+use weir_admin::failure::Outcome;
+use weir_coord::etcd::{Etcd, StorePlace};
 use weir_coord::standbys::Standbys;
 use weir_coord::{CoordConfig, Observer};
 use weir_node::{start_coord, start_shared_coord};
@@ -61,18 +61,15 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     tokio::pin!(stop);
     let etcd = match &coord.store.0 {
         StorePlace::Directory => None,
-        StorePlace::Etcd(endpoints) => {
-            Some(Etcd::open(&node.env, &etcd_config(&node.config.etcd, endpoints))?)
-        }
+        StorePlace::Etcd(endpoints) => Some(Etcd::open(&node.env, &node.config.etcd.at(endpoints))?),
     };
     let starting = async {
-        Ok::<_, Failure>(match etcd.clone() {
-            None => start_coord(&node.env, &site, &dir, config).await?,
-            Some(store) => {
-                let waits = |leader: &str| node.waits(leader);
-                start_shared_coord(&node.env, &site, &dir, store, config, waits).await?
-            }
-        })
+        let waits = |leader: &str| node.waits(leader);
+        let started = match etcd.clone() {
+            None => start_coord(&node.env, &site, &dir, config).await,
+            Some(store) => start_shared_coord(&node.env, &site, &dir, store, config, waits).await,
+        };
+        started.map_err(not_started)
     };
     let coord = tokio::select! {
         biased;
@@ -102,14 +99,4 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
     }
     coord.end(LEAVE_PATIENCE).await;
     Ok(())
-}
-
-pub fn etcd_config(access: &EtcdAccess, endpoints: &[String]) -> EtcdConfig {
-    EtcdConfig {
-        endpoints: endpoints.to_vec(),
-        prefix: access.prefix.clone(),
-        ca: access.ca.clone(),
-        certificate: access.certificate.clone(),
-        key: access.key.clone(),
-    }
 }

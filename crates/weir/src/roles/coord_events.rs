@@ -3,14 +3,14 @@
 //!
 //! Invariants: the pauses are a multiple of the time that the questions take; no file system that may hang is
 //! asked.
-use crate::certificate::Caller;
-use crate::commands::collect::Asker;
-use crate::commands::troubles::{Trouble, troubles};
-use crate::failure::Outcome;
-use crate::local::local_cluster::{LocalCluster, RoleName};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::certificate::Caller;
+use weir_admin::collect::Asker;
+use weir_admin::failure::Outcome;
+use weir_admin::local::local_cluster::{LocalCluster, RoleName};
+use weir_diagnose::troubles::{Trouble, troubles};
 use weir_env::{Addr, Env};
 use weir_node::CoordNode;
 use weir_proto::map::Role;

@@ -1,18 +1,18 @@
 //! The mount as a process: its mount point, its session, and its end.
+use super::args::MountRole;
 use super::own_attributes::{own_acts, own_attributes};
 use super::{
     Environment, LAST_CALLS_PATIENCE, LAST_USE_PATIENCE, LEAVE_PATIENCE, Node, configure, run, stop_signal,
     use_place,
 };
-use crate::cli_roles::MountRole;
-use crate::config::Text;
-use crate::failure::{Failure, Outcome};
 use crate::helper::MountWords;
-use crate::local::process::mounts_elsewhere;
 use crate::reporting::{self, Reporter};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::config::Text;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::local::process::mounts_elsewhere;
 use weir_client::{Client, ClientConfig};
 use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, MIB};

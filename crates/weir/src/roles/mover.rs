@@ -1,12 +1,12 @@
 //! The mover as a process: a session with the metadata leader, and a new one when that is lost or the rules
 //! for homes change.
+use super::args::MoverRole;
 use super::{Environment, LEAVE_PATIENCE, Node, configure, run, stop_signal, use_place};
-use crate::cli_roles::MoverRole;
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::LocalCluster;
 use crate::reporting::{self, Reporter, Unreached};
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::local_cluster::LocalCluster;
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::Cluster;
 use weir_env::Env;
@@ -61,7 +61,7 @@ async fn run_mover(node: Node, namespace: String, keys: Option<weir_home::KeySou
     };
     let mut client = first;
     let mut rules = cluster.map().homes.clone();
-    let opener = Arc::new(crate::homes::Homes::new(node.env.clone(), cluster.id(), keys, rules.clone()));
+    let opener = Arc::new(weir_admin::homes::Homes::new(node.env.clone(), cluster.id(), keys, rules.clone()));
     let mover = weir_home::mover::Mover::new(node.env.clone(), opener.clone());
     node.ready("mover")?;
     loop {
@@ -117,7 +117,7 @@ async fn other_rules(cluster: &Cluster, known: &[HomeRule]) {
     }
 }
 
-async fn end_mover(node: &Node, client: &Client, opener: &crate::homes::Homes) {
+async fn end_mover(node: &Node, client: &Client, opener: &weir_admin::homes::Homes) {
     // Nothing is lost without these steps: others take over this mover's work, and sessions expire.
     let closing = async { tokio::join!(opener.close(), client.shutdown()).1 };
     match node.env.clock.timeout(LEAVE_PATIENCE, closing).await {

@@ -1,9 +1,11 @@
 //! Attributes that a mount answers itself (`weir.*`): the state, layout and locks of a file, and the
 //! mount's own.
-use crate::commands::{file, restore, tiering};
+use crate::commands::file::tiering;
+use crate::commands::volume::restore;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
+use weir_admin::attribute;
 use weir_client::Client;
 use weir_coord::Cluster;
 use weir_proto::lock::{LOCK_END, LockKind, LockSpace};
@@ -22,13 +24,13 @@ pub(super) fn own_attributes(cluster: Cluster, socket: Option<PathBuf>) -> weir_
         let socket = socket.clone();
         Box::pin(async move {
             let value = match name.as_str() {
-                file::STAT => stat_json(&client, ino).await?,
-                file::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
-                file::CLIENT => client_json(&client, &cluster),
-                file::SOCKET => json!({ "socket": socket }),
-                file::LOCKS => locks_json(&client, ino).await?,
-                tiering::STATE => tiering::state_json(&client, ino).await?,
-                restore::SNAPSHOT_XATTR => restore::snapshot_json(&client, ino).await?,
+                attribute::STAT => stat_json(&client, ino).await?,
+                attribute::LAYOUT => layout_json(&cluster, &client.getattr(ino).await?.attr),
+                attribute::CLIENT => client_json(&client, &cluster),
+                attribute::SOCKET => json!({ "socket": socket }),
+                attribute::LOCKS => locks_json(&client, ino).await?,
+                attribute::STATE => tiering::state_json(&client, ino).await?,
+                attribute::SNAPSHOT => restore::snapshot_json(&client, ino).await?,
                 _ => {
                     return Err(Error::name(
                         weir_proto::NameRule::NoAttribute,

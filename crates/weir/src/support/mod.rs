@@ -4,19 +4,9 @@
 //! missing facts are replaced by the reason; nothing of the cluster is changed.
 mod redact;
 
-use crate::cli_watch::By;
-use crate::cli_watch::SupportArgs;
-use crate::commands::collect::Asker;
-use crate::commands::troubles::Facts;
-use crate::commands::watch::{Names, lines_of, sorted, waits_json};
-use crate::commands::which::coordinators;
-use crate::commands::{events, status};
+use crate::commands::watch::{events, status};
 use crate::console::api;
-use crate::failure::{Doing, Outcome};
-use crate::local::local_cluster::LocalCluster;
-use crate::observe;
-use crate::table;
-use crate::users::Users;
+use clap::{Args, ValueHint};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use redact::Known;
@@ -29,7 +19,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
+use weir_admin::cluster_args::Status;
+use weir_admin::collect::Asker;
+use weir_admin::failure::{Doing, Outcome};
+use weir_admin::local::local_cluster::LocalCluster;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Collected;
+use weir_diagnose::troubles::Facts;
+use weir_diagnose::waits::{self, sorted};
+use weir_diagnose::work::{By, Names, lines_of};
 use weir_proto::Error;
 use weir_proto::date::Date;
 use weir_proto::event::GetEvents;
@@ -37,6 +36,18 @@ use weir_proto::watch::{
     Facts as NodeFacts, GetFacts, GetHistory, GetMeters, GetTop, ListWaits, Meter, Meters, SeriesRead, Top,
     WaitsListed,
 };
+
+#[derive(Args)]
+pub struct SupportArgs {
+    /// The archive to write [default: weir-support-TIME.tar.gz here]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// Leave names of files in it
+    #[arg(long)]
+    pub names: bool,
+    #[command(flatten)]
+    pub cluster: Status,
+}
 
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The patience for all queries of the history, which is large.
@@ -153,7 +164,7 @@ async fn write(
     bundle.put_json("events.json", events.map(|log| events::as_json(&log)))?;
     let waits = waits.map(|collected| {
         let (seen, silent) = sorted(collected);
-        waits_json(&seen, &silent)
+        waits::as_json(&seen, &silent)
     });
     bundle.put_json("waits.json", waits)?;
     bundle.put_json("top.json", tops.map(|tops| tops_json(&tops, names)))?;
@@ -190,7 +201,7 @@ fn known(facts: &Facts, local: Option<&LocalCluster>) -> Known {
 }
 
 fn tops_json(tops: &[Collected<Top>], volumes: BTreeMap<u32, String>) -> Value {
-    let names = Names { volumes, users: Users::default() };
+    let names = Names { volumes, users: Default::default() };
     let of = |by: By, word: &str| (word.to_owned(), json!(lines_of(by, tops, &names)));
     let all = [
         (By::User, "user"),

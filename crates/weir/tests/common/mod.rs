@@ -71,6 +71,14 @@ pub fn weir(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_weir")).args(args).output().unwrap()
 }
 
+/// The program `weir-bench`, which is built beside `weir` when all tests are.
+pub fn weir_bench() -> PathBuf {
+    let beside = Path::new(env!("CARGO_BIN_EXE_weir")).with_file_name("weir-bench");
+    let how = "`cargo test --workspace --test compare` builds it";
+    assert!(beside.exists(), "{} is missing: {how}", beside.display());
+    beside
+}
+
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

@@ -1,11 +1,11 @@
 //! Volumes as text, as a table and as JSON.
 use super::Shown;
-use crate::commands::limits::shown_limit;
-use crate::commands::{backup, eviction, snapshots};
-use crate::table;
-use crate::times::show_seconds;
-use crate::users::Users;
+use super::limits::shown_limit;
+use super::{eviction, snapshots};
 use serde_json::{Value, json};
+use weir_admin::{table, users};
+use weir_diagnose::backups;
+use weir_diagnose::quantity::show_seconds;
 use weir_proto::meta::Time;
 use weir_proto::retention::show_snapshot_retention;
 use weir_proto::volume::{Retention, Volume};
@@ -27,7 +27,7 @@ impl Shown {
             (Shown::One(one, backups, floor), true) => {
                 let mut value = as_json(one);
                 value["write_floor"] = json!((*floor > 0).then_some(*floor));
-                value["backups"] = backups.iter().map(backup::as_json).collect();
+                value["backups"] = backups.iter().map(super::backup::as_json).collect();
                 table::json(&value);
             }
             (Shown::One(one, backups, floor), false) => {
@@ -35,7 +35,7 @@ impl Shown {
                 if *floor > 0 {
                     println!("  write floor: {floor} current members of a placement group");
                 }
-                backups.iter().for_each(|b| println!("  backups to {}: {}", b.url, backup::state(b)));
+                backups.iter().for_each(|b| println!("  backups to {}: {}", b.url, backups::state(b)));
             }
             (Shown::Done(what, one), false) => {
                 println!("volume {} {what}{}", one.name, more(one));
@@ -52,7 +52,7 @@ fn more(volume: &Volume) -> &'static str {
 }
 
 fn as_table(all: &[Volume]) -> String {
-    let users = Users::of(all.iter().map(|v| v.owner));
+    let users = users::of(all.iter().map(|v| v.owner));
     let rows: Vec<Vec<String>> = all
         .iter()
         .map(|v| {
@@ -74,7 +74,7 @@ fn as_table(all: &[Volume]) -> String {
 
 fn as_text(v: &Volume) -> String {
     let quota = &v.quota;
-    let users = Users::of(v.admins.iter().copied().chain([v.owner]));
+    let users = users::of(v.admins.iter().copied().chain([v.owner]));
     let admins: Vec<String> = v.admins.iter().map(|user| users.name(*user)).collect();
     let mut rows = vec![
         ("volume", v.name.clone()),

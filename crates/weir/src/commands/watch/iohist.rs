@@ -1,16 +1,15 @@
 //! `weir iohist`: the latencies of requests, disks, journals and homes, and their distribution.
 use super::PATIENCE;
-use crate::cli_watch::IohistArgs;
-use crate::commands::watch::waits::time;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
+use super::args::IohistArgs;
 use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
 use weir_coord::Collected;
+use weir_diagnose::quantity::time;
 use weir_proto::watch::{GetMeters, Meter, MeterKind, Meters};
 use weir_proto::{Error, methods};
 

@@ -1,21 +1,13 @@
 //! `weir waits`: the waits of all processes of the cluster, the longest first.
 use super::PATIENCE;
-use crate::cli_watch::WaitsArgs;
-use crate::commands::which::coordinators;
-use crate::failure::Outcome;
-use crate::observe;
-use crate::table;
-use crate::users::Users;
-use serde_json::{Value, json};
+use super::args::WaitsArgs;
+use weir_admin::failure::Outcome;
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table, users};
 use weir_coord::Collected;
-use weir_proto::watch::{ListWaits, WaitSeen, WaitsListed};
-
-/// A wait and the process that waits.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Seen {
-    pub process: String,
-    pub wait: WaitSeen,
-}
+use weir_diagnose::quantity::time;
+use weir_diagnose::waits::{Seen, as_json, object, sorted};
+use weir_proto::watch::{ListWaits, WaitsListed};
 
 pub fn waits(args: &WaitsArgs) -> Outcome<()> {
     let coordinators = coordinators(&args.cluster)?;
@@ -33,42 +25,8 @@ pub fn waits(args: &WaitsArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Waits that last, the longest first, then ended ones, the newest first; and processes without an answer.
-pub fn sorted(collected: Vec<Collected<WaitsListed>>) -> (Vec<Seen>, Vec<(String, String)>) {
-    let (mut seen, mut silent) = (Vec::new(), Vec::new());
-    for Collected { name, reply, .. } in collected {
-        match reply {
-            Ok(WaitsListed { now, ended }) => {
-                let of = |wait| Seen { process: name.clone(), wait };
-                seen.extend(now.into_iter().chain(ended).map(of));
-            }
-            Err(why) => silent.push((name, why)),
-        }
-    }
-    seen.sort_by_key(|s| (s.wait.ended_ms, std::cmp::Reverse(s.wait.lasted_us)));
-    (seen, silent)
-}
-
-/// `350 ms`, `4.2 s`, `12 min`.
-pub fn time(us: u64) -> String {
-    match us {
-        0..1000 => format!("{us} µs"),
-        1000..1_000_000 => format!("{} ms", us / 1000),
-        1_000_000..120_000_000 => format!("{:.1} s", us as f64 / 1e6),
-        _ => format!("{} min", us / 60_000_000),
-    }
-}
-
-/// `inode 17`, `target 3`; nothing for a wait without an object.
-pub fn object(wait: &WaitSeen) -> String {
-    match wait.object.as_str() {
-        "" => String::new(),
-        kind => format!("{kind} {}", wait.object_id),
-    }
-}
-
 fn as_text(seen: &[Seen], silent: &[(String, String)]) -> String {
-    let users = Users::of(seen.iter().filter(|s| (s.wait.uid, s.wait.pid) != (0, 0)).map(|s| s.wait.uid));
+    let users = users::of(seen.iter().filter(|s| (s.wait.uid, s.wait.pid) != (0, 0)).map(|s| s.wait.uid));
     let row = |s: &Seen| {
         let wait = &s.wait;
         let whom = [&wait.holder, &wait.peer].into_iter().find(|name| !name.is_empty());
@@ -98,26 +56,12 @@ fn as_text(seen: &[Seen], silent: &[(String, String)]) -> String {
     out
 }
 
-pub fn as_json(seen: &[Seen], silent: &[(String, String)]) -> Value {
-    let wait = |s: &Seen| {
-        let w = &s.wait;
-        json!({
-            "process": s.process, "reason": w.reason, "object": w.object, "object_id": w.object_id,
-            "action": w.action, "holder": w.holder, "peer": w.peer, "uid": w.uid, "pid": w.pid,
-            "lasted_us": w.lasted_us, "ended_ms_ago": (w.ended_ms > 0).then_some(w.ended_ms),
-        })
-    };
-    let without_answer = |(name, why): &(String, String)| json!({ "process": name, "why": why });
-    json!({
-        "waits": seen.iter().map(wait).collect::<Vec<_>>(),
-        "silent": silent.iter().map(without_answer).collect::<Vec<_>>(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
     use weir_proto::map::Role;
+    use weir_proto::watch::WaitSeen;
 
     fn wait(lasted_us: u64, ended_ms: u64) -> WaitSeen {
         WaitSeen {
@@ -156,11 +100,5 @@ mod tests {
         assert!(text.contains("1.0 s ago") && text.contains("90.0 s ago"), "{text}");
         assert!(text.ends_with("c does not answer: no answer\n"), "{text}");
         assert_eq!(as_json(&seen, &silent)["waits"][0]["ended_ms_ago"], Value::Null);
-    }
-
-    #[test]
-    fn times_have_the_unit_that_reads_best() {
-        let shown = [999, 1000, 999_999, 4_250_000, 119_000_000, 600_000_000].map(time);
-        assert_eq!(shown, ["999 µs", "1 ms", "999 ms", "4.2 s", "119.0 s", "10 min"]);
     }
 }

@@ -1,16 +1,15 @@
 //! `weir why`: the reasons why a file, a process or the whole cluster waits, from the cause to the program,
 //! with the remedy.
-use super::evidence::{Evidence, FileFacts, collect, of_path, threads_of};
-use super::reasons::{Finding, ended_waits, findings};
-use crate::cli_watch::WhyArgs;
-use crate::commands::collect::Asker;
-use crate::commands::troubles::word;
-use crate::commands::which::coordinators;
-use crate::failure::{Failure, Outcome};
-use crate::observe;
-use crate::table;
+use super::args::WhyArgs;
 use serde_json::json;
 use std::path::Path;
+use weir_admin::collect::Asker;
+use weir_admin::evidence::{about, collect, of_path, threads_of};
+use weir_admin::failure::{Failure, Outcome};
+use weir_admin::which::coordinators;
+use weir_admin::{observe, table};
+use weir_diagnose::troubles::word;
+use weir_diagnose::{Evidence, FileFacts, Finding, ended_waits, findings};
 use weir_proto::Error;
 
 /// The object of the question.
@@ -51,7 +50,7 @@ pub fn why(args: &WhyArgs) -> Outcome<()> {
         let mut evidence = collect(&asker, local, file).await?;
         if !threads.is_empty() {
             let file = file_of(&evidence, &threads);
-            evidence.about(&asker, file).await;
+            about(&mut evidence, &asker, file).await;
         }
         asker.end().await;
         Outcome::Ok((evidence, threads))

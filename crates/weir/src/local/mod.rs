@@ -1,8 +1,0 @@
-//! A cluster on this machine: its directory, its processes, their start and stop.
-pub mod etcd;
-pub mod forget;
-pub mod local_cluster;
-pub mod memory;
-pub mod owned;
-pub mod process;
-pub mod up;
