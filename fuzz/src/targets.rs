@@ -9,16 +9,15 @@ use crate::dice::Dice;
 use std::collections::BTreeMap;
 use weir_admin::config;
 use weir_coord::identity::{NamespaceIdentity, TargetIdentity};
-use weir_meta::namespace::acl::Acl;
 use weir_meta::owner_limits::OwnerRecord;
 use weir_meta::record;
 use weir_meta::relation::record as related;
-use weir_meta::relation::rules::RulesRecord;
 use weir_proto::checksum::crc32c;
 use weir_proto::data::OverlayKind;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello, verify};
 use weir_proto::map::{Layout, Role, Scheme};
 use weir_proto::meta::{FileKind, Time};
+use weir_proto::posix::acl::Acl;
 use weir_proto::{
     CellId, ClusterId, DiskUuid, Epoch, Error, FileId, InodeId, NamespaceId, PgId, Seq, SessionId, TargetId,
     Version, VolumeId, Wire,
@@ -409,7 +408,7 @@ const NAMESPACE: [Check; 24] = [
     versioned::<record::LayerRecord>,
     versioned::<record::TrashRecord>,
     versioned::<OwnerRecord>,
-    versioned::<RulesRecord>,
+    versioned::<related::RulesRecord>,
     versioned::<related::RelationRecord>,
     versioned::<related::DirtyRange>,
     versioned::<related::RemoteEntry>,
@@ -425,9 +424,10 @@ const NAMESPACE: [Check; 24] = [
 fn namespace(bytes: &[u8]) {
     let Some((which, value)) = bytes.split_first() else { return };
     NAMESPACE[usize::from(*which) % NAMESPACE.len()](value);
-    use weir_meta::keys;
-    let _ = (keys::cookie_of(value), keys::link_place(value), keys::held_pair(value));
-    let _ = (keys::session_of(value), keys::garbage_ino(value), keys::xattr_name(value), keys::after(value));
+    use weir_meta::tables::{GARBAGE, HELD, LINKS, LISTED, OWNER_LIMITS, SESSIONS, XATTRS};
+    let _ = (LISTED.parts(value), LINKS.parts(value), HELD.parts(value), SESSIONS.parts(value));
+    let _ = (GARBAGE.parts(value), XATTRS.parts(value), OWNER_LIMITS.parts(value));
+    let _ = weir_meta::keys::after(value);
 }
 fn namespace_seeds() -> Vec<Vec<u8>> {
     use record::Record;
@@ -548,7 +548,7 @@ fn namespace_seeds() -> Vec<Vec<u8>> {
         (9, list.to_vec()),
         (12, trash.to_value()),
         (13, owner.to_value()),
-        (14, RulesRecord { rules, scans_again: true }.to_value()),
+        (14, related::RulesRecord { rules, scans_again: true }.to_value()),
         (16, dirty.to_value()),
         (17, remote.to_value()),
         (19, related::ReceiptRecord { len: 9, sums: vec![1, 2] }.to_value()),

@@ -43,7 +43,7 @@ pub mod restore;
 mod service;
 mod session;
 mod table;
-mod tables;
+pub mod tables;
 mod troubles;
 mod waits;
 mod witness;
