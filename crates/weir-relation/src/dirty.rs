@@ -100,6 +100,14 @@ fn swallow(start: u64, into: &mut DirtyRange, at: u64, range: &DirtyRange) {
     into.newest = into.newest.max(range.newest);
 }
 
+/// Ranges that share a byte with `start..end` and have changed since change `mark`: what home has received of
+/// them by then is old.
+pub fn changed_within(ranges: &Ranges, start: u64, end: u64, mark: u64) -> impl Iterator<Item = (u64, u64)> {
+    let shares = move |at: u64, len: u64| at < end && start < at + len;
+    let changed = ranges.iter().filter(move |(at, range)| range.newest > mark && shares(*at, range.len));
+    changed.map(|(at, range)| (*at, at + range.len))
+}
+
 /// Home has `start..end` in the state whose newest change was `mark`: later writes stay dirty.
 pub fn settle(ranges: &mut Ranges, start: u64, end: u64, mark: u64) {
     remove_range(ranges, start, end, |range| range.newest <= mark);
@@ -158,6 +166,17 @@ mod tests {
         assert_eq!(ranges.len(), 2);
         settle(&mut ranges, 0, 400, 4);
         assert_eq!(ranges, [(400, dirty(100, 5))]);
+    }
+
+    #[test]
+    fn ranges_written_while_home_received_them_are_old() {
+        let ranges = vec![(0, dirty(10, 1)), (10, dirty(10, 3)), (30, dirty(10, 3)), (40, dirty(10, 2))];
+        let changed = |start, end, mark| changed_within(&ranges, start, end, mark).collect::<Vec<_>>();
+        assert_eq!(changed(0, 50, 2), [(10, 20), (30, 40)], "of later changes only");
+        assert_eq!(changed(0, 50, 0).len(), 4);
+        assert_eq!(changed(19, 31, 2), [(10, 20), (30, 40)], "one byte is enough");
+        assert_eq!(changed(20, 30, 2), [], "neighbours share none");
+        assert_eq!(changed(0, 50, 3), []);
     }
 
     #[derive(Clone, Debug)]

@@ -107,6 +107,9 @@ impl Noted {
         due && !self.files.is_empty()
     }
     pub fn add(&mut self, ino: InodeId, reads: u32, writes: u32) {
+        if reads + writes == 0 {
+            return; // opened for neither: the leader counts nothing
+        }
         let of_file = self.files.entry(ino).or_default();
         *of_file = (of_file.0 + reads, of_file.1 + writes);
     }

@@ -201,9 +201,8 @@ fn receive(
             store::add_receipt(txn, relation, done.ino, done.offset, receipt)?;
         }
         // Checksums of bytes that have changed since are void.
-        let is_within = |at: u64, len: u64| at < end && done.offset < at + len;
-        for (at, later) in before.iter().filter(|(at, p)| p.newest > mark && is_within(*at, p.len)) {
-            store::remove_receipts(txn, relation, done.ino, *at, at + later.len)?;
+        for (from, to) in dirty::changed_within(&before, done.offset, end, mark) {
+            store::remove_receipts(txn, relation, done.ino, from, to)?;
         }
     }
     tables::REMOTE.put(txn, (relation, done.ino), &remote);
