@@ -87,7 +87,8 @@ impl Waits {
         let now = self.clock.now();
         let causes = self.causes();
         let old = causes.iter().filter(|(_, c)| now.since(c.since) >= REPORTED_AFTER);
-        old.map(|(what, c)| Waiting { what: what.clone(), since: c.since, calls: c.calls }).collect()
+        // One that has just ended counts until its cause is over: the same calls often wait again at once.
+        old.map(|(what, c)| Waiting { what: what.clone(), since: c.since, calls: c.calls.max(1) }).collect()
     }
 
     /// Logs new causes and ended ones; called at intervals.
