@@ -78,26 +78,6 @@ pub fn run(args: &Options, frames: Option<PathBuf>) -> Outcome<ExitCode> {
     Ok(code)
 }
 
-fn cluster_wish(args: &Options, stage: &Stage) -> Up {
-    Up {
-        tcp: false,
-        allow_home: Vec::new(),
-        dir: stage.cluster_dir(),
-        targets: Some(6),
-        scheme: Some(weir_admin::local::local_cluster::SCHEME_DEFAULT),
-        mount: vec![stage.mount.clone()],
-        mount_over_files: false,
-        patience: None,
-        transport: None,
-        movers: Some(1),
-        etcd: None,
-        copies: None,
-        console: false,
-        memory: args.memory,
-        json: false,
-    }
-}
-
 fn print_verdict(good: bool, wrong: &[String], late: &[String]) {
     wrong.iter().for_each(|what| println!("WRONG: {what}"));
     late.iter().for_each(|what| println!("late: {what}"));
@@ -117,7 +97,7 @@ fn play(args: &Options, frames: Option<PathBuf>, stage: &Arc<Stage>) -> Outcome<
         }
     };
     let begun = Instant::now();
-    let wish = cluster_wish(args, stage);
+    let wish = Up { movers: Some(1), ..stage.cluster(args.memory) };
     let bar = spinner("starting the cluster");
     let (local, _) = up::bring_up(&wish)?;
     bar.finish_and_clear();

@@ -142,23 +142,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 
 fn measure(options: &Options, stage: &Stage) -> Outcome<Report> {
     fs::create_dir_all(stage.home()).doing("make the directory of homes")?;
-    let wish = Up {
-        tcp: false,
-        allow_home: Vec::new(),
-        dir: stage.cluster_dir(),
-        targets: Some(6),
-        scheme: Some(weir_admin::local::local_cluster::SCHEME_DEFAULT),
-        mount: vec![stage.mount.clone()],
-        mount_over_files: false,
-        patience: None,
-        transport: None,
-        movers: Some(1),
-        etcd: None,
-        copies: None,
-        console: false,
-        memory: options.memory,
-        json: false,
-    };
+    let wish = Up { movers: Some(1), ..stage.cluster(options.memory) };
     let (local, _) = up::bring_up(&wish)?;
     let raw = raw_rate(&stage.home())?;
     let mut bench = Bench { options, stage, local, wish, raw, rows: Vec::new(), bad: Vec::new() };

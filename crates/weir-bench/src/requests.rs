@@ -88,23 +88,7 @@ pub fn run(options: &Options) -> Outcome<ExitCode> {
 fn on_a_new_cluster(options: &Options) -> Outcome<Vec<Cost>> {
     let stage = stage::end_on_signal(Stage::prepare(None, "weir-requests")?);
     let other = stage.second_cluster().1;
-    let wish = Up {
-        tcp: false,
-        allow_home: Vec::new(),
-        dir: stage.cluster_dir(),
-        targets: Some(6),
-        scheme: Some(local_cluster::SCHEME_DEFAULT),
-        mount: vec![stage.mount.clone(), other.clone()],
-        mount_over_files: false,
-        patience: None,
-        transport: None,
-        movers: Some(0),
-        etcd: None,
-        copies: None,
-        console: false,
-        memory: options.memory,
-        json: false,
-    };
+    let wish = Up { mount: vec![stage.mount.clone(), other.clone()], ..stage.cluster(options.memory) };
     let bar = spinner("starting the cluster");
     let brought = up::bring_up(&wish);
     bar.finish_and_clear();

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weir_admin::failure::{Doing, Failure, Outcome};
+use weir_admin::local::args::Up;
 use weir_admin::local::local_cluster::{self, LocalCluster, RoleName};
 use weir_admin::local::process::PidFile;
 use weir_admin::local::up;
@@ -52,6 +53,26 @@ impl Stage {
     /// Directory and mount point of a second cluster, for callers that need one.
     pub fn second_cluster(&self) -> (PathBuf, PathBuf) {
         (self.root.join("beside"), self.root.join("beside-mnt"))
+    }
+    /// A cluster on this stage: one process for each of six targets, its mount, no mover.
+    pub fn cluster(&self, memory: bool) -> Up {
+        Up {
+            tcp: false,
+            allow_home: Vec::new(),
+            dir: self.cluster_dir(),
+            targets: Some(6),
+            scheme: Some(local_cluster::SCHEME_DEFAULT),
+            mount: vec![self.mount.clone()],
+            mount_over_files: false,
+            patience: None,
+            transport: None,
+            movers: Some(0),
+            etcd: None,
+            copies: None,
+            console: false,
+            memory,
+            json: false,
+        }
     }
     pub fn end(&self) -> Outcome<()> {
         if self.ended.swap(true, Ordering::AcqRel) {

@@ -135,23 +135,7 @@ struct Source {
 }
 
 pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
-    let wish = |dir| Up {
-        tcp: true,
-        allow_home: Vec::new(),
-        dir,
-        targets: Some(6),
-        scheme: Some(weir_admin::local::local_cluster::SCHEME_DEFAULT),
-        mount: Vec::new(),
-        mount_over_files: false,
-        patience: None,
-        transport: None,
-        movers: Some(0),
-        etcd: None,
-        copies: None,
-        console: false,
-        memory: options.memory,
-        json: false,
-    };
+    let wish = |dir| Up { tcp: true, dir, mount: Vec::new(), ..stage.cluster(options.memory) };
     let (near, _) = up::bring_up(&wish(stage.cluster_dir()))?;
     let (far, _) = up::bring_up(&wish(stage.second_cluster().0))?;
     let runtime = tokio::runtime::Runtime::new().doing("start a runtime")?;
