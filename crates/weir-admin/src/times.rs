@@ -28,7 +28,7 @@ pub fn parse_every(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// The same, or `none`: 0.
+/// An interval or duration, or `none`: 0.
 pub fn parse_interval(text: &str) -> std::result::Result<u32, String> {
     if text.eq_ignore_ascii_case("none") {
         return Ok(0);

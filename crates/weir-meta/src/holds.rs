@@ -94,7 +94,7 @@ impl Absent {
         let needed = if changes { Usage::Reads } else { Usage::Writes };
         self.anything || self.volumes.get(&volume).is_some_and(|held| *held >= needed)
     }
-    /// The same in any volume.
+    /// Whether one of them may hold something that conflicts with a read, or with a change, in any volume.
     pub fn conflicts_anywhere(&self, changes: bool) -> bool {
         self.anything || self.volumes.keys().any(|id| self.conflicts(*id, changes))
     }

@@ -234,9 +234,9 @@ impl LeaseTable {
     pub fn grant_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, false)
     }
-    /// The same to read through pages, on request: even while others have the file open for writing, if none
-    /// may be writing now, and while operations wait (a writer's revokes this lease again). Not for one of
-    /// several openers that writes itself: two such would each wait, with pages locked, for the other's.
+    /// Grants Read for pages, on request: even while others have the file open for writing, if none may be
+    /// writing now, and while operations wait (a writer's revokes this lease again). Not for one of several
+    /// openers that writes itself: two such would each wait, with pages locked, for the other's.
     pub fn acquire_read(&mut self, session: SessionId, ino: InodeId) -> LeaseKind {
         self.read_grant(session, ino, true)
     }

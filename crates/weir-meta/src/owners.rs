@@ -199,7 +199,7 @@ pub fn counted(read: &dyn Read) -> Result<Counts> {
     Ok(counts)
 }
 
-/// The same from the records of all inodes.
+/// Counts from the records of all inodes.
 pub fn recount(read: &dyn Read) -> Result<Counts> {
     let volumes = volumes_of_directories(read)?;
     let (mut counts, mut bad) = (Counts::new(), None);

@@ -129,7 +129,7 @@ macro_rules! operations {
     };
 }
 
-/// The same, with the place of each request.
+/// Operations that mounts may request: each row has the place of its request.
 macro_rules! operations_of_mounts {
     ($(
         $name:ident $(as $cred:ident)? $(of $($entry:ident),+)? $(of_many $many:ident)?
@@ -141,7 +141,7 @@ macro_rules! operations_of_mounts {
     };
 }
 
-/// The same, of requests that no mount may send.
+/// Operations that no mount may request: they have no place.
 macro_rules! operations_of_others {
     ($($name:ident: $kind:ident $run:expr $(, |$r:ident, $reply:ident, $g:ident| $settle:expr)?;)*) => {
         reach_nothing! { $($name)* }

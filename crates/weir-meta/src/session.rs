@@ -54,7 +54,7 @@ pub struct Session {
     pub applied: [u64; SLOTS as usize],
     /// The holdings that a resume in progress has named, and its connection.
     pub naming: (u64, Vec<HeldLease>),
-    /// The same for locks.
+    /// The locks that a resume in progress has named, and its connection.
     pub naming_locks: (u64, Vec<HeldLock>),
     /// The connection on which requests for locks are accepted.
     pub locks_on: u64,

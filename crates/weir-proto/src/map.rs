@@ -183,7 +183,7 @@ message!(
         /// Unique in the cluster, chosen by its administrator.
         name: String,
         role: Role,
-        /// The same for all processes of one host, which then use Unix sockets.
+        /// Processes of one host, which use Unix sockets among themselves, have one value here.
         host: String,
         /// `tcp:…` and `unix:…`, best first.
         addrs: Vec<String>,

@@ -289,7 +289,7 @@ message!(
         name: Bytes,
         kind: FileKind,
         fingerprint: FingerprintBytes,
-        /// The same for all names of one file; empty: it has only one name.
+        /// Of the file: all its names have one value here; empty: it has only one name.
         id: Bytes,
         attrs: HomeAttrs,
         size: u64,

@@ -145,7 +145,7 @@ impl<T: Wire> Wire for Option<T> {
         Ok(if bool::decode(r)? { Some(T::decode(r)?) } else { None })
     }
 }
-/// The same bytes as the shared value.
+/// Has the bytes of the shared value.
 impl<T: Wire> Wire for Arc<T> {
     fn encode(&self, w: &mut Writer) {
         T::encode(self, w);

@@ -46,7 +46,7 @@ impl Entry {
         })
     }
 
-    /// The same entry with its bytes elsewhere.
+    /// This entry, with its bytes elsewhere.
     pub fn at(&self, extent: Extent) -> Result<Entry> {
         let value = match self.letter {
             BASE | PREPARED => Fragment { extent, ..Fragment::from_value(&self.value)? }.to_value(),

@@ -138,7 +138,7 @@ impl Membership {
     pub fn newest_epoch(&self, acting: &Acting) -> Epoch {
         self.peers.map().group(acting.scope.group).map_or(acting.scope.epoch, |g| g.epoch)
     }
-    /// The same place under the newest map.
+    /// The caller's place under the newest map.
     pub async fn renewed(&self, acting: &Acting) -> Result<Acting> {
         let epoch = self.newest_epoch(acting);
         self.acting(Place { target: self.target(), group: acting.scope.group, epoch }).await

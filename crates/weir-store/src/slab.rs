@@ -173,8 +173,8 @@ impl Slabs {
         }
     }
 
-    /// The same. A caller that waits for another one's sync holds no thread; it continues on the thread that
-    /// synced, if that is one for disks.
+    /// Makes it durable without holding a thread. A caller that waited for another one's sync continues on
+    /// the thread that synced, if that is one for disks.
     pub async fn synced(&self, extent: Extent, tasks: &Tasks) -> Result<()> {
         if extent.len == 0 {
             return Ok(());

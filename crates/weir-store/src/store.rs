@@ -335,7 +335,7 @@ impl Store {
         self.kv.flush_soon();
         Ok(seq)
     }
-    /// The same for a caller that waits for it at once.
+    /// Commits such a change for a caller that waits for it at once.
     fn commit_bytes_more(
         &self,
         extent: Extent,

@@ -143,7 +143,7 @@ pub fn of_storage(env: &Env, host: &str, name: &str, storage: &Arc<StorageNode>)
     })
 }
 
-/// The same with members of etcd.
+/// Condition of a coordinator: its process's, and troubles of members of etcd.
 pub async fn of_coordinator(inspect: &Inspect, etcd: Option<&Etcd>) -> Condition {
     let mut condition = inspect().await;
     let Some(etcd) = etcd else { return condition };

@@ -126,8 +126,8 @@ impl LocalCluster {
         LocalCluster::parse(dir, &path, &text)
     }
 
-    /// The same, to act on it: start, signal and stop processes, mount, write. Refused if another user can
-    /// change it.
+    /// Opens a cluster's directory to act on it: start, signal and stop processes, mount, write. Refused if
+    /// another user can change it.
     pub fn open_own(dir: &Path) -> Outcome<LocalCluster> {
         let local = LocalCluster::open(dir)?;
         // In memory, DIR is a link that this program made: its target counts.

@@ -31,7 +31,7 @@ impl Right {
         Arc::new(Right(Mutex::new(State::Leads(copier))))
     }
 
-    /// The same node leads under another epoch.
+    /// This node leads without a break, under another epoch.
     pub fn renew(&self, copier: Arc<Copier>) {
         *self.state() = State::Leads(copier);
     }

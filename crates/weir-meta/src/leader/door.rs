@@ -41,7 +41,7 @@ pub struct Door {
     waiting: Arc<AtomicUsize>,
     waiting_max: AtomicUsize,
     hints: Arc<AtomicUsize>,
-    /// The same, for administrators.
+    /// Requests that wait, as meters show them.
     shown: Gauge,
     refused: Counter,
     /// Tries of operations after the first one.

@@ -186,7 +186,7 @@ impl Leader {
         self.record_holds(state, &grown)
     }
 
-    /// The same for reservations, and for files that got their first name.
+    /// Notes the volumes of reservations, and of files that got their first name.
     pub(super) fn note_reserved<R: Operation>(&self, state: &mut State, request: &R) -> Result<()> {
         let is_first_name = R::IN_GRACE == InGrace::FirstName;
         for reach in request.reach().iter().flatten().filter(|reach| reach.changes) {

@@ -63,7 +63,7 @@ impl Leader {
         Ok(())
     }
 
-    /// The same for the parent of an inode.
+    /// Has the parent of an inode listed at home again, if that is due.
     pub(crate) fn relist_above(&self, ino: InodeId) -> Result<()> {
         let mut above = None;
         self.kv.read(&mut |read| {

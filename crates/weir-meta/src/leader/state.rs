@@ -222,7 +222,7 @@ impl State {
         wait
     }
 
-    /// The same for sessions that have not returned since a restart.
+    /// Parks an operation until a session has returned that has been absent since a restart.
     pub(super) fn park_for_absent(&mut self, session: SessionId, parked: &mut Parked) -> OwnedNotified {
         let (place, wait) = self.grace.over.wait(session);
         parked.place = Some((On::Absent(session), place));

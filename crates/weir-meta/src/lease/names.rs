@@ -55,7 +55,7 @@ impl LeaseTable {
         }
         kind
     }
-    /// The same for a session that had them before a restart.
+    /// Gives a directory's names back to the session that had them before a restart.
     pub fn take_up_names(&mut self, session: SessionId, dir: InodeId, numbers: Numbers) -> LeaseKind {
         let kind = self.take_up_write(session, dir);
         if kind == LeaseKind::Write {

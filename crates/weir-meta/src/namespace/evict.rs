@@ -82,7 +82,7 @@ pub enum How {
     All,
     /// The front of it that home has; the file has no writer.
     Front,
-    /// The same, of a file whose only writer is the caller, under this token epoch.
+    /// The front of it that home has; the file's only writer is the caller, under this token epoch.
     Own { token_epoch: u32 },
 }
 

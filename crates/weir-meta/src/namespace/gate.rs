@@ -78,7 +78,7 @@ impl Cx<'_> {
         let why = "the volume mirrors a home and is read only here: change it there (`weir relation list`)";
         Err(Error::name(NameRule::ReadOnly, why))
     }
-    /// The same for an inode in it.
+    /// Refuses a change of an inode in such a volume, by any client.
     pub(super) fn require_own_inode(&self, ino: InodeId) -> Result<()> {
         if self.rules.mirrored.is_empty() {
             return Ok(());

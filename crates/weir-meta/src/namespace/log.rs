@@ -22,7 +22,7 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// The same for a change of an inode of any kind; one without a name is not recorded yet.
+    /// Records a change of an inode of any kind; one without a name is not recorded yet.
     pub(super) fn log_of(&mut self, ino: InodeId, what: impl FnOnce() -> What) -> Result<()> {
         if self.rules.logged.is_empty() {
             return Ok(());

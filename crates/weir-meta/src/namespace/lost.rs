@@ -87,7 +87,7 @@ pub fn lost(read: &dyn Read, ino: InodeId, inode: &Inode, held: &Holdings) -> Re
     Ok(absent(inode, has, |at| evicted.iter().any(|f| f.from <= at && at < f.range.to)))
 }
 
-/// The same for a file as a snapshot has it: the number of bytes.
+/// The number of bytes that a file lacks, as a snapshot has it.
 fn lost_of_kept(ino: InodeId, inode: &Inode, is_inline: bool, held: &Holdings) -> u64 {
     // Bytes in older objects count as present: those are checked with their own file.
     let counted = inode.layered().saturating_add(inode.evicted);

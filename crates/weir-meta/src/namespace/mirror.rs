@@ -114,7 +114,7 @@ fn known_names(read: &dyn Read, r: &ReportRelisting) -> Result<(Known, bool)> {
 enum Step<'a> {
     Gone(&'a Bytes, Link),
     New(&'a HomeEntry),
-    /// The same inode with other attributes.
+    /// An inode that is here already has other attributes.
     Attributes(&'a HomeEntry, InodeId),
     /// Home has another fingerprint for it, and it is the same.
     Fingerprint(&'a HomeEntry, InodeId),

@@ -82,7 +82,7 @@ impl Cx<'_> {
         self.remove_link(dir, name, link)?;
         self.drop_link(dir, name, link.ino)
     }
-    /// The same, unless the volume's trash keeps it.
+    /// Removes a name of a file, unless the volume's trash keeps it.
     pub(super) fn remove_or_keep(&mut self, dir: &OwnDir, name: &[u8], link: &Link) -> Attempt<()> {
         match trash::keep_file(self, (dir.ino(), dir.access()), name, link)? {
             true => Ok(()),

@@ -75,7 +75,7 @@ pub fn add(cx: &mut Cx<'_>, r: &RelationAdd) -> Attempt<RelationInfo> {
     Ok(new_info(id, of.name, record))
 }
 
-/// The same with rules from the start.
+/// Adds a relation that has rules from the start.
 pub fn add_with(cx: &mut Cx<'_>, r: &RelationAddWith) -> Attempt<RelationInfo> {
     rules::check(&r.rules)?;
     let new = RelationAdd { op: r.op.clone(), cred: r.cred.clone(), ..r.new.clone() };

@@ -98,7 +98,7 @@ impl Relations {
         }
     }
 
-    /// The same for one whose session is over.
+    /// A mover's session is over: its work is assigned to others, and it is forgotten.
     pub fn end_session(&self, session: SessionId) {
         let mut queues = self.lock();
         let is_known = queues.movers.remove(&session).is_some() | queues.former.remove(&session);

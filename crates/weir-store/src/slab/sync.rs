@@ -11,7 +11,7 @@ use weir_env::File;
 
 pub struct Slab {
     pub file: Arc<dyn File>,
-    /// The same file through the page cache; opened on first use.
+    /// `file` through the page cache; opened on first use.
     pub cached: OnceLock<Arc<dyn File>>,
     group: Mutex<SyncGroup>,
     done: Condvar,
@@ -78,7 +78,7 @@ impl Slab {
         }
     }
 
-    /// The same for a sync that was queued. A caller that blocks does not wait for that, so one of them may
+    /// Makes a sync that was queued. A caller that blocks does not wait for that, so one of them may
     /// have made the write durable before.
     pub fn sync_queued(&self, mine: u64, traffic: Option<&Traffic>) -> io::Result<()> {
         lock(&self.group).queued = false;
@@ -137,7 +137,7 @@ impl SyncGroup {
         })
     }
 
-    /// The same for a caller that holds no thread while it waits: of several that need a sync, the first one
+    /// The turn of a caller that holds no thread while it waits: of several that need a sync, the first one
     /// makes it (`here`) or queues it.
     fn claim(&mut self, mine: u64, here: bool) -> io::Result<Turn> {
         Ok(match self.turn(mine)? {

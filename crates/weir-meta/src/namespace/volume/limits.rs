@@ -83,7 +83,7 @@ impl Cx<'_> {
         self.take_numbers_back(Account { volume, uid: new.uid, gid: new.gid })?;
         Ok(allowances::check_moved(self.read(), quotas, volume, (from, to), new.online(), self.rules.now)?)
     }
-    /// The same for a directory, which has no bytes.
+    /// Checks the limits of a directory's new owner; it has no bytes.
     pub(in crate::namespace) fn require_directory_owner(
         &mut self,
         cred: &Cred,
