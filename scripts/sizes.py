@@ -37,7 +37,8 @@ OLD_WORDS = re.compile(
     r"|(?:^|_)(?:tells?|telling|told|hears?|heard|twins?|unlisted|bury|buried|tenure|loose"
     r"|look(?!_up)|looks|looked|looking|besides?|offers?|offered|offering|seats?|seated|rooms?|roomy|aside|cut_short"
     r"|stamps?|stamped|pieces?|judges?|judged|standing|stood|gathers?|gathered|gathering|keeping|tiny"
-    r"|anew|mends?|mended|whoever|somebody|everybody|anybody)(?:_|$)",
+    r"|anew|mends?|mended|whoever|somebody|everybody|anybody"
+    r"|births?(?!_time)|born|bears?|unborn|newborns?|office|whereabouts|farewell|felt|said)(?:_|$)",
     re.I,
 )
 CHECKED_CRATES = ("weir-client", "weir-meta", "weir-home", "weir-rpc", "weir-store", "weir-kv")

@@ -23,8 +23,8 @@ use weir_proto::{
     Version, VolumeId, Wire,
 };
 use weir_proto::{
-    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
-    lock, map, meta, news, quota, recall, relation, snapshot, version, volume, watch,
+    access, backup, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
+    local_creates, lock, map, meta, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 use weir_store::format::{self as index, Record as _};
 use weir_trust::certificate::{Authority, Certificate, Credentials, Grant};

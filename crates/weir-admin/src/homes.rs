@@ -168,10 +168,10 @@ fn actor(user: &str) -> Outcome<Option<Actor>> {
                 "a rule has movers act as user {user:?}, whom this machine does not know: make the user here, too"
             )))
         };
-        let said = Command::new("id").args([flag, "--", user]).output().map_err(|_| unknown())?;
-        let text = String::from_utf8_lossy(&said.stdout);
+        let output = Command::new("id").args([flag, "--", user]).output().map_err(|_| unknown())?;
+        let text = String::from_utf8_lossy(&output.stdout);
         let numbers: Option<Vec<u32>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
-        numbers.filter(|all| said.status.success() && !all.is_empty()).ok_or_else(unknown)
+        numbers.filter(|all| output.status.success() && !all.is_empty()).ok_or_else(unknown)
     };
     let (uid, gid) = (numbers("-u")?[0], numbers("-g")?[0]);
     let own = rustix::process::geteuid().as_raw();

@@ -157,14 +157,14 @@ impl Counter {
     }
 
     fn sample(&self) -> Outcome<Seen> {
-        let said = attribute::ask(&self.mount, attribute::CLIENT)?;
+        let reply = attribute::ask(&self.mount, attribute::CLIENT)?;
         self.own_requests.set(self.own_requests.get() + 1);
-        let requests = serde_json::from_value(said["requests"].clone());
+        let requests = serde_json::from_value(reply["requests"].clone());
         let mut requests: BTreeMap<String, u64> =
             requests.map_err(|e| Error::damaged(format!("the mount's count of requests: {e}")))?;
         let own = requests.entry("GETXATTR".into()).or_default();
         *own = own.saturating_sub(self.own_requests.get());
-        Ok(Seen { requests, asked: said["asked"].as_u64().unwrap_or(0) })
+        Ok(Seen { requests, asked: reply["asked"].as_u64().unwrap_or(0) })
     }
 
     /// Returns when nothing is in flight any more.

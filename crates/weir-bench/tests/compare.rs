@@ -125,7 +125,7 @@ fn rows_that_cannot_be_compared_are_refused_by_name() {
     let file = one.join("file");
     fs::write(&file, "x").unwrap();
     let missing = two.join("missing");
-    for (words, code, said) in [
+    for (words, code, message) in [
         (vec![path(&one), path(&missing)], 3, format!("stat {}", missing.display())),
         (vec![path(&file)], 2, format!("{} is not a directory", file.display())),
         (vec![path(&one), "--base", path(&two)], 2, format!("--base {} is none", two.display())),
@@ -136,7 +136,7 @@ fn rows_that_cannot_be_compared_are_refused_by_name() {
         let output = compare(&words);
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {stderr}");
-        assert!(stderr.contains(&said), "{words:?}: {stderr}");
+        assert!(stderr.contains(&message), "{words:?}: {stderr}");
     }
     // No user can make a directory there, not even the superuser. Directories made elsewhere are removed.
     let output = compare(&[path(&two), "/proc"]);

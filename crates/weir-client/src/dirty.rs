@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_is_said_and_harmless() {
+    fn no_memory_is_reported_and_harmless() {
         let (budget, pool) = (Budget::new(4096), BufferPool::new(1 << 20));
         let mut stripe = StripeBuf::default();
         let mut alloc = alloc(&budget, &pool);

@@ -302,8 +302,8 @@ mod tests {
                 }
                 for n in 0..4 {
                     let name = [b'a' + n];
-                    if let Some(said) = names.get(&name) {
-                        prop_assert_eq!(said, truth.get(&name[..]).copied());
+                    if let Some(known) = names.get(&name) {
+                        prop_assert_eq!(known, truth.get(&name[..]).copied());
                     }
                 }
             }

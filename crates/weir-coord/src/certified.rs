@@ -1,6 +1,6 @@
 //! A coordinator of a cluster with certificates: it serves enrolment, and trusts certificates by its
 //! records.
-use crate::enrol::{NameAuthorities, Office, follow_authorities, follow_map, name_authorities};
+use crate::enrol::{NameAuthorities, NodeRegistry, follow_authorities, follow_map, name_authorities};
 use crate::owner::Event;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -20,7 +20,7 @@ use weir_trust::handshake::Tls;
 /// State of a coordinator with certificates in addition to the map.
 pub(crate) struct Certified {
     /// None: its trust was supplied from outside (simulator).
-    office: Option<Arc<Office>>,
+    registry: Option<Arc<NodeRegistry>>,
     pub trust: Arc<Trust>,
     env: Env,
     events: mpsc::WeakSender<Event>,
@@ -35,33 +35,33 @@ impl Certified {
         maps: &watch::Receiver<Arc<ClusterMap>>,
         events: &mpsc::Sender<Event>,
     ) -> Certified {
-        Certified { office: None, trust, env: env.clone(), events: events.downgrade(), maps: maps.clone() }
+        Certified { registry: None, trust, env: env.clone(), events: events.downgrade(), maps: maps.clone() }
     }
 
     pub fn start(
         env: &Env,
-        office: Arc<Office>,
+        registry: Arc<NodeRegistry>,
         (name, policy): (&str, &Policy),
         maps: &watch::Receiver<Arc<ClusterMap>>,
         events: &mpsc::Sender<Event>,
     ) -> Result<Certified> {
         let clock = env.clone();
-        let tls = Tls::of_node(office.own_credentials(name)?, Arc::new(move || crate::enrol::now(&clock)));
+        let tls = Tls::of_node(registry.own_credentials(name)?, Arc::new(move || crate::enrol::now(&clock)));
         let tls = Arc::new(tls);
         let trust = Arc::new(Trust::new(tls.clone(), policy.clone()));
         let events = events.downgrade();
         let name_them = named_by(events.clone(), maps.clone());
         env.tasks.spawn("end connections of invalid certificates", follow_map(maps.clone(), trust.clone()));
         let following =
-            follow_authorities(env.clone(), Arc::downgrade(&office), tls, name.to_owned(), name_them);
+            follow_authorities(env.clone(), Arc::downgrade(&registry), tls, name.to_owned(), name_them);
         env.tasks.spawn("follow the cluster's authorities", following);
-        Ok(Certified { office: Some(office), trust, env: env.clone(), events, maps: maps.clone() })
+        Ok(Certified { registry: Some(registry), trust, env: env.clone(), events, maps: maps.clone() })
     }
 
     /// For the administrator, when the cluster is founded: a certificate for the commands on other machines.
     pub async fn issue_admin(&self, name: &str, public_key: Vec<u8>) -> Result<Enrolled> {
         let wanted = IssueCertificate { name: name.to_owned(), roles: vec![Role::Console], public_key };
-        self.office()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
+        self.registry()?.issue_unasked(wanted, "the coordinator's machine", Vec::new()).await
     }
 
     /// Nodes learn of authorities from the map.
@@ -75,8 +75,8 @@ impl Certified {
         }
     }
 
-    fn office(&self) -> Result<Arc<Office>> {
-        self.office.clone().ok_or_else(no_certificates)
+    fn registry(&self) -> Result<Arc<NodeRegistry>> {
+        self.registry.clone().ok_or_else(no_certificates)
     }
 
     /// Requests about certificates and tokens. `addrs`: the coordinator's addresses as seen from the caller's
@@ -85,55 +85,55 @@ impl Certified {
         let (from, ip) = (call.connection.peer_addr().to_owned(), call.connection.peer_ip());
         Ok(match call.method {
             TokenCreate::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<TokenCreate>()?);
+                let (registry, wanted) = (self.registry()?, call.decode::<TokenCreate>()?);
                 may_admit(call.connection.proved(), &wanted.roles)?;
-                later(async move { office.create_token(wanted, addrs).await })
+                later(async move { registry.create_token(wanted, addrs).await })
             }
             TokenRevoke::METHOD => {
-                let (office, TokenRevoke { id }) = (self.office()?, call.decode()?);
+                let (registry, TokenRevoke { id }) = (self.registry()?, call.decode()?);
                 let by = call.connection.proved();
-                later(async move { office.revoke_token(&id, |roles| may_admit(by, roles)).await })
+                later(async move { registry.revoke_token(&id, |roles| may_admit(by, roles)).await })
             }
             Enrol::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<Enrol>()?);
+                let (registry, wanted) = (self.registry()?, call.decode::<Enrol>()?);
                 let map = self.maps.borrow().clone();
                 let is_free = move |name: &str, roles: &[Role]| check_kind(&map, name, roles);
-                later(async move { office.enrol(wanted, ip, &from, addrs, is_free).await })
+                later(async move { registry.enrol(wanted, ip, &from, addrs, is_free).await })
             }
             IssueCertificate::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<IssueCertificate>()?);
-                later(async move { office.issue_unasked(wanted, &from, addrs).await })
+                let (registry, wanted) = (self.registry()?, call.decode::<IssueCertificate>()?);
+                later(async move { registry.issue_unasked(wanted, &from, addrs).await })
             }
             RenewCertificate::METHOD => {
-                let (office, wanted) = (self.office()?, call.decode::<RenewCertificate>()?);
+                let (registry, wanted) = (self.registry()?, call.decode::<RenewCertificate>()?);
                 let holder = certificate_of(call)?;
-                later(async move { office.renew(&holder, &wanted.public_key, addrs).await })
+                later(async move { registry.renew(&holder, &wanted.public_key, addrs).await })
             }
             GetEnrolment::METHOD => {
                 call.decode::<GetEnrolment>()?;
-                let office = self.office()?;
-                later(async move { Ok(office.list().await) })
+                let registry = self.registry()?;
+                later(async move { Ok(registry.list().await) })
             }
             CertificateKept::METHOD => {
-                let (office, kept) = (self.office()?, call.decode::<CertificateKept>()?);
+                let (registry, kept) = (self.registry()?, call.decode::<CertificateKept>()?);
                 match call.connection.certificate() {
                     Some(certificate) if certificate.name != kept.name => {
                         return Err(Error::denied(format!("{} is not {}", certificate.name, kept.name)));
                     }
-                    _ => later(async move { office.certificate_kept(&kept).await }),
+                    _ => later(async move { registry.certificate_kept(&kept).await }),
                 }
             }
             RotateAuthority::METHOD => {
-                let (office, RotateAuthority { skip }) = (self.office()?, call.decode()?);
+                let (registry, RotateAuthority { skip }) = (self.registry()?, call.decode()?);
                 self.check_level()?;
-                later(async move { office.rotate(skip).await })
+                later(async move { registry.rotate(skip).await })
             }
             NodeRemove::METHOD => {
-                let (office, NodeRemove { name }) = (self.office()?, call.decode()?);
+                let (registry, NodeRemove { name }) = (self.registry()?, call.decode()?);
                 let (events, (answer, answered)) = (self.events.clone(), oneshot::channel());
                 let (now, by) = (crate::enrol::now(&self.env), call.connection.proved());
                 later(async move {
-                    let removed = office.remove(&name, |roles| may_admit(by, roles)).await?;
+                    let removed = registry.remove(&name, |roles| may_admit(by, roles)).await?;
                     let stopped = || Error::unavailable("the coordinator has stopped");
                     let event = Event::RemoveNode { removed, now, answer };
                     let events = events.upgrade().ok_or_else(stopped)?;

@@ -26,17 +26,17 @@ pub const REFUSED: Duration = Duration::from_secs(300);
 
 /// Compares this machine's clock with the coordinator's at an interval.
 pub async fn keep_comparing(env: Env, coordinator: Channel) {
-    let (mut ahead_ms, mut is_said) = (0, false);
+    let (mut ahead_ms, mut is_logged) = (0, false);
     loop {
         if let Some(found) = compare(&env, &coordinator, ahead_ms).await {
             let is_wrong = is_off(found, SUSPECT);
             if is_wrong && !is_off(ahead_ms, SUSPECT) {
                 compare(&env, &coordinator, found).await; // so that it is known at once
             }
-            if is_wrong && !is_said {
+            if is_wrong && !is_logged {
                 tracing::warn!("this machine's clock is {} of the coordinator's", shown(found));
             }
-            (ahead_ms, is_said) = (found, is_wrong);
+            (ahead_ms, is_logged) = (found, is_wrong);
         }
         env.clock.sleep(COMPARE_EVERY).await;
     }

@@ -29,9 +29,7 @@ use weir_proto::news::CarriesMap;
 use weir_proto::{
     ClusterId, DiskUuid, Epoch, Error, ErrorKind, NamespaceId, NodeId, PgId, Request, Result, TargetId,
 };
-use weir_rpc::{
-    Channel, Destinations, Identity, LookUp, NoService, Payload, Service, Trust, Via, Whereabouts,
-};
+use weir_rpc::{Channel, Destinations, Endpoint, Identity, LookUp, NoService, Payload, Service, Trust, Via};
 
 mod maps;
 
@@ -46,9 +44,9 @@ const STATUS_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause after a failed call to the coordinator.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// A node that waits for its first coordinator logs that after this time,
-const SAY_WAITS_AFTER: Duration = Duration::from_secs(2);
+const LOG_WAITS_AFTER: Duration = Duration::from_secs(2);
 /// and then at this interval.
-const SAY_WAITS_EVERY: Duration = Duration::from_secs(30);
+const LOG_WAITS_EVERY: Duration = Duration::from_secs(30);
 /// Deadline of one request of such a node.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 /// Nodes through which a metadata leader may be reached: two may be as cut off as this one.
@@ -134,7 +132,7 @@ impl Cluster {
         let look_up: LookUp = Arc::new(move || {
             let mut addrs = given.clone();
             addrs.extend(lock(&others).iter().filter(|a| !given.contains(a)).cloned());
-            Ok(Whereabouts { addrs, role: Some(Role::Coordinator), ..Whereabouts::default() })
+            Ok(Endpoint { addrs, role: Some(Role::Coordinator), ..Endpoint::default() })
         });
         let coordinator = Channel::following(env, look_up.clone(), identity.clone(), Shows::of(env));
         let map = first_map(env, &coordinator, patience).await?;
@@ -385,8 +383,8 @@ impl Cluster {
     /// Reports how many changes the directory of a namespace that this node leads holds. `Exists` or
     /// `NotFound`: it does not lead it any more.
     pub async fn record_progress(&self, namespace: NamespaceId, changes: u64) -> Result<()> {
-        let said = RecordProgress { node: self.joined()?, namespace, changes };
-        self.ask_on(&self.shared().as_member(), &said).await
+        let report = RecordProgress { node: self.joined()?, namespace, changes };
+        self.ask_on(&self.shared().as_member(), &report).await
     }
 
     pub(crate) fn joined(&self) -> Result<NodeId> {
@@ -458,7 +456,7 @@ impl Cluster {
         let look_up: LookUp = Arc::new(move || {
             let shared = shared.upgrade().ok_or_else(closed)?;
             let map = shared.map.borrow().clone();
-            shared.whereabouts_of_leader(&map, leader_of(&map, &namespace)?)
+            shared.endpoint_of_leader(&map, leader_of(&map, &namespace)?)
         });
         Ok(Channel::following(&self.shared().env, look_up, self.identity(), callbacks))
     }
@@ -476,7 +474,7 @@ impl Cluster {
             let map = shared.map.borrow().clone();
             let node = map.nodes.iter().find(|node| node.role == Role::Meta && node.name == name);
             let unknown = || Error::unavailable(format!("the cluster has no metadata server {name:?}"));
-            shared.whereabouts(node.ok_or_else(unknown)?).map(|at| at.addrs)
+            shared.endpoint(node.ok_or_else(unknown)?).map(|at| at.addrs)
         })
     }
     /// The name of the node that leads a namespace.
@@ -510,9 +508,9 @@ impl Shared {
     }
 
     /// Addresses at which this host reaches a node.
-    fn whereabouts(&self, node: &Node) -> Result<Whereabouts> {
+    fn endpoint(&self, node: &Node) -> Result<Endpoint> {
         if self.by_mount {
-            return Ok(Whereabouts { addrs: self.who.coordinators.clone(), ..Whereabouts::default() });
+            return Ok(Endpoint { addrs: self.who.coordinators.clone(), ..Endpoint::default() });
         }
         let addrs = addrs_in_order(&node.addrs, crate::decide::is_same_host(&node.host, &self.who.host));
         if addrs.is_empty() {
@@ -523,13 +521,13 @@ impl Shared {
             .hint("start it with --listen tcp:ADDRESS:PORT"));
         }
         let (name, role) = (Some(node.name.clone()), Some(node.role));
-        Ok(Whereabouts { addrs, name, role, through: Vec::new() })
+        Ok(Endpoint { addrs, name, role, through: Vec::new() })
     }
 
     /// Addresses at which this host reaches a metadata leader, and nodes through which it may be reached:
     /// other metadata servers first, in an order that differs between clients.
-    fn whereabouts_of_leader(&self, map: &ClusterMap, leader: &Node) -> Result<Whereabouts> {
-        let at = self.whereabouts(leader)?;
+    fn endpoint_of_leader(&self, map: &ClusterMap, leader: &Node) -> Result<Endpoint> {
+        let at = self.endpoint(leader)?;
         let is_here = at.addrs.iter().any(|addr| matches!(addr, Addr::Unix(_)));
         if self.by_mount || is_here {
             return Ok(at);
@@ -551,7 +549,7 @@ impl Shared {
             let addr = addrs.find(|addr| !matches!(addr, Addr::Unix(_)))?;
             Some(Via { name: node.name.clone(), addr })
         };
-        Ok(Whereabouts { through: nodes.filter_map(via).take(THROUGH_MAX).collect(), ..at })
+        Ok(Endpoint { through: nodes.filter_map(via).take(THROUGH_MAX).collect(), ..at })
     }
 
     pub fn channel_to(self: &Arc<Self>, node: &Node) -> Result<Channel> {
@@ -561,7 +559,7 @@ impl Shared {
         {
             return Ok(channel.clone());
         }
-        self.whereabouts(node)?;
+        self.endpoint(node)?;
         let channel = self.channel_of_its_own(node.id, Arc::new(NoService));
         channels.insert(node.id, (node.addrs.clone(), channel.clone()));
         Ok(channel)
@@ -573,7 +571,7 @@ impl Shared {
         let look_up: LookUp = Arc::new(move || {
             let shared = shared.upgrade().ok_or_else(closed)?;
             let map = shared.map.borrow().clone();
-            shared.whereabouts(map.node(id).ok_or_else(|| Error::unavailable(format!("{id} is gone")))?)
+            shared.endpoint(map.node(id).ok_or_else(|| Error::unavailable(format!("{id} is gone")))?)
         });
         Channel::following(&self.env, look_up, self.identity.clone(), callbacks)
     }

@@ -5,7 +5,7 @@
 //! deadline only; a process with several connections is counted once; few collections run
 //! at a time, for any number of consoles. Knows nothing of the reports' contents.
 use crate::Cluster;
-use crate::door::Door;
+use crate::admission::Admission;
 use crate::shows::shown;
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ type Part = (u64, Bytes);
 pub struct Collections {
     wanted: Mutex<BTreeMap<Question, Vec<oneshot::Sender<Part>>>>,
     at_once: Semaphore,
-    callers: Door,
+    callers: Admission,
 }
 
 impl Default for Collections {
@@ -53,7 +53,7 @@ impl Default for Collections {
         Collections {
             wanted: Mutex::default(),
             at_once: Semaphore::new(AT_ONCE),
-            callers: Door::new(CALLERS_MAX, "collections are waited for"),
+            callers: Admission::new(CALLERS_MAX, "collections are waited for"),
         }
     }
 }

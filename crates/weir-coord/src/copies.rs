@@ -20,22 +20,22 @@ pub type CopyChange = Box<dyn FnOnce(&mut ClusterMap, &Progress, Lives<'_>) -> R
 pub fn change_of_copies(call: &Call) -> Result<Option<(NodeId, CopyChange)>> {
     Ok(Some(match call.method {
         KeepCopy::METHOD => {
-            let said = call.decode::<KeepCopy>()?;
-            (said.node, Box::new(move |map, progress, _| keep_copy(map, progress, &said)))
+            let report = call.decode::<KeepCopy>()?;
+            (report.node, Box::new(move |map, progress, _| keep_copy(map, progress, &report)))
         }
         CopyCaughtUp::METHOD => {
-            let said = call.decode::<CopyCaughtUp>()?;
-            (said.leader, Box::new(move |map, _, _| copy_caught_up(map, &said).map(drop)))
+            let report = call.decode::<CopyCaughtUp>()?;
+            (report.leader, Box::new(move |map, _, _| copy_caught_up(map, &report).map(drop)))
         }
         CopyLost::METHOD => {
-            let said = call.decode::<CopyLost>()?;
-            (said.leader, Box::new(move |map, _, _| copy_lost(map, &said).map(drop)))
+            let report = call.decode::<CopyLost>()?;
+            (report.leader, Box::new(move |map, _, _| copy_lost(map, &report).map(drop)))
         }
         LeaderSilent::METHOD => {
-            let said = call.decode::<LeaderSilent>()?;
+            let report = call.decode::<LeaderSilent>()?;
             (
-                said.node,
-                Box::new(move |map, _, lives| leader_silent(map, &said, lives(said.leader)).map(drop)),
+                report.node,
+                Box::new(move |map, _, lives| leader_silent(map, &report, lives(report.leader)).map(drop)),
             )
         }
         _ => return Ok(None),

@@ -105,7 +105,7 @@ impl Authorities {
 }
 
 /// The cluster's authority, which makes machines nodes.
-pub struct Office {
+pub struct NodeRegistry {
     env: Env,
     cluster: ClusterId,
     store: Arc<dyn Store>,
@@ -114,14 +114,14 @@ pub struct Office {
     kept: tokio::sync::Mutex<(Record, Revision)>,
 }
 
-impl Office {
+impl NodeRegistry {
     /// The authority of a cluster that has one; `found`: makes one if there is none.
     pub async fn open(
         env: &Env,
         store: Arc<dyn Store>,
         cluster: ClusterId,
         found: bool,
-    ) -> Result<Option<Arc<Office>>> {
+    ) -> Result<Option<Arc<NodeRegistry>>> {
         let (record, revision) = match store.get(ENROLMENT_KEY).await? {
             Some(kept) => (decode_enrolment(&kept.value)?, kept.revision),
             None if found => {
@@ -137,7 +137,7 @@ impl Office {
         };
         let authorities = watch::Sender::new(Arc::new(Authorities::of(cluster, &record)?));
         let (env, kept) = (env.clone(), tokio::sync::Mutex::new((record, revision)));
-        Ok(Some(Arc::new(Office { env, cluster, store, authorities, kept })))
+        Ok(Some(Arc::new(NodeRegistry { env, cluster, store, authorities, kept })))
     }
 
     /// The coordinator's own credentials. They are not among the holders, and above all serial numbers: the
@@ -400,20 +400,22 @@ pub type NameAuthorities = Box<dyn Fn(Vec<[u8; 16]>) -> BoxFuture<'static, Resul
 /// authorities go into the map (through `name_them`) after the coordinator trusts them itself.
 pub async fn follow_authorities(
     env: Env,
-    office: Weak<Office>,
+    registry: Weak<NodeRegistry>,
     tls: Arc<Tls>,
     name: String,
     name_them: NameAuthorities,
 ) {
-    let Some(mut authorities) = office.upgrade().map(|office| office.authorities.subscribe()) else { return };
+    let Some(mut authorities) = registry.upgrade().map(|registry| registry.authorities.subscribe()) else {
+        return;
+    };
     loop {
         let pins = {
-            let Some(office) = office.upgrade() else { return };
-            match office.own_credentials(&name) {
+            let Some(registry) = registry.upgrade() else { return };
+            match registry.own_credentials(&name) {
                 Ok(credentials) => tls.renew(credentials),
                 Err(e) => tracing::error!("the coordinator's certificate was not renewed: {e}"),
             }
-            office.authorities.borrow().pins()
+            registry.authorities.borrow().pins()
         };
         let wait = match name_them(pins.clone()).await {
             Ok(()) => RENEW_OWN_EVERY,
@@ -441,14 +443,14 @@ pub fn name_authorities(map: &mut ClusterMap, pins: Vec<[u8; 16]>) -> Result<Str
             map.level
         )));
     }
-    let said = match (map.authorities.len(), pins.len()) {
+    let done = match (map.authorities.len(), pins.len()) {
         (1, 2) => "a new authority is announced to all nodes",
         (2, 2) => "nodes get certificates of the new authority",
         (2, 1) => "the old authority is dropped: its certificates are invalid",
         _ => "the cluster's authority is in the map",
     };
     map.authorities = pins;
-    Ok(said.to_owned())
+    Ok(done.to_owned())
 }
 
 fn use_token(

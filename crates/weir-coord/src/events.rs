@@ -5,7 +5,7 @@
 //! see on their machines. Invariants: the log has limits by number, bytes and age, and troubles that last are
 //! dropped last; a trouble that returns soon is the same event. The decisions are plain functions of the log;
 //! times are given. Knows nothing of the meaning of troubles.
-use crate::door::busy;
+use crate::admission::busy;
 use crate::records::{decode_events, encode_events};
 use crate::store::{Revision, Store, Swap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

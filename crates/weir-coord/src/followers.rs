@@ -1,9 +1,9 @@
 //! Clients that follow the map: which version each of them has, and the reply to each.
 //!
 //! Knows nothing of other requests of clients.
+use crate::admission::Admission;
 use crate::collecting::Collections;
 use crate::decide::Connected;
-use crate::door::Door;
 use crate::news::News;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -29,7 +29,7 @@ pub struct Followers {
     news: Arc<News>,
     /// By connection.
     clients: Mutex<BTreeMap<u64, Follower>>,
-    polls: Door,
+    polls: Admission,
     /// This coordinator is about to end.
     ends: watch::Sender<bool>,
     collections: Arc<Collections>,
@@ -52,7 +52,7 @@ pub struct Known {
 
 impl Followers {
     pub fn new(map: watch::Receiver<Arc<ClusterMap>>, news: Arc<News>) -> Followers {
-        let polls = Door::new(POLLS_MAX, "requests wait for news of the cluster map");
+        let polls = Admission::new(POLLS_MAX, "requests wait for news of the cluster map");
         let ends = watch::Sender::new(false);
         Followers { map, news, clients: Mutex::default(), polls, ends, collections: Arc::default() }
     }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod admission;
 mod certified;
 pub mod clocks;
 mod cluster;
@@ -16,7 +17,6 @@ mod conditions;
 mod copies;
 mod cut_links;
 pub mod decide;
-mod door;
 mod enrol;
 mod estimate;
 pub mod etcd;

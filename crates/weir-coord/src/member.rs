@@ -195,8 +195,8 @@ impl Member {
 
     /// True: the coordinator has it. `Unsupported`: its release knows heartbeats only.
     async fn say_life(&self, connection: &Connection, node: NodeId, patience: Duration) -> Result<bool> {
-        let said = ReportLife { node, life: self.alive.life() };
-        connection.call(&said, Vec::new(), patience).await.map(|_| true)
+        let report = ReportLife { node, life: self.alive.life() };
+        connection.call(&report, Vec::new(), patience).await.map(|_| true)
     }
 
     fn find_another(&self) {

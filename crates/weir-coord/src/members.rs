@@ -74,7 +74,7 @@ pub struct Members {
 impl Members {
     /// After a start: every node that was up is awaited, and every target has the position of its last report
     /// in the run of the map.
-    pub fn awaiting(map: &ClusterMap, said: &Positions, now: Instant) -> Members {
+    pub fn awaiting(map: &ClusterMap, last: &Positions, now: Instant) -> Members {
         let awaited = |node: &Node| Member {
             instance: 0,
             connection: 0,
@@ -84,7 +84,7 @@ impl Members {
         };
         let by_node = map.nodes.iter().filter(|n| n.up).map(|n| (n.id, awaited(n))).collect();
         let position =
-            |t: &Target| said.get(&t.id).filter(|(run, _)| *run == t.last.run.id).map(|said| said.1);
+            |t: &Target| last.get(&t.id).filter(|(run, _)| *run == t.last.run.id).map(|(_, at)| *at);
         let positions = map.targets.iter().filter_map(|t| Some((t.id, position(t)?))).collect();
         Members { by_node, positions, ..Members::default() }
     }
@@ -248,17 +248,17 @@ impl Members {
 
     /// Signs of life that have arrived, by connection: they count from then on.
     pub fn note_signs(&mut self, map: &mut ClusterMap, now: Instant) {
-        let (mut said, signs) = (Vec::new(), self.signs.all());
+        let (mut lives, signs) = (Vec::new(), self.signs.all());
         for member in self.by_node.values_mut() {
             let Some(sign) = signs.get(&member.connection) else { continue };
             if let Presence::Connected { last_contact } = &mut member.presence {
                 *last_contact = sign.at.max(*last_contact);
                 member.by_life = sign.life.as_ref().is_some_and(|(_, life)| !life.targets.is_empty());
                 let life = sign.life.iter().map(|(_, life)| life.clone());
-                said.extend(life.map(|life| (life, member.serves.clone())));
+                lives.extend(life.map(|life| (life, member.serves.clone())));
             }
         }
-        for (life, serves) in said {
+        for (life, serves) in lives {
             for target in life.targets.iter().filter(|t| serves.contains(&t.target)) {
                 if target.failed && target_failed(map, target.target) {
                     tracing::error!("{} failed: its disk is not used any more", target.target);

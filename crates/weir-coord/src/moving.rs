@@ -112,10 +112,10 @@ impl Moving {
         map: &ClusterMap,
         wishes: &Wishes,
         observed: &Observed,
-        said: &ReportFull,
+        report: &ReportFull,
         now: Instant,
     ) -> Result<FullPlace> {
-        let ReportFull { target, group } = *said;
+        let ReportFull { target, group } = *report;
         let entry = map.group(group).ok_or_else(|| Error::not_found(format!("there is no group {group}")))?;
         let stays = |why: String| Ok(FullPlace { moves: false, to: None, why });
         let Some(place) = entry.members.iter().position(|m| m.target == target) else {
@@ -155,12 +155,12 @@ impl Moving {
     pub fn copied(
         &mut self,
         map: &mut ClusterMap,
-        said: &PlaceCopied,
+        report: &PlaceCopied,
         bytes: Option<u64>,
         used: impl Fn(TargetId) -> u64,
         now: Instant,
     ) -> Result<()> {
-        let PlaceCopied { target, group, epoch, done } = *said;
+        let PlaceCopied { target, group, epoch, done } = *report;
         if !done {
             return close_move(map, group, target, epoch);
         }
@@ -313,13 +313,13 @@ mod tests {
         let to = (1..=7).map(TargetId).find(|t| group.members.iter().all(|m| m.target != *t)).unwrap();
         begin_move(&mut map, group.id, 0, to).unwrap();
         let (mut moving, now) = (Moving::default(), Instant(1));
-        let said = |map: &ClusterMap, done| {
+        let report = |map: &ClusterMap, done| {
             let epoch = map.group(group.id).unwrap().epoch;
             PlaceCopied { target: to, group: group.id, epoch, done }
         };
         for done in [false, true] {
-            let said = said(&map, done);
-            moving.copied(&mut map, &said, Some(30), |_| 100, now).unwrap();
+            let report = report(&map, done);
+            moving.copied(&mut map, &report, Some(30), |_| 100, now).unwrap();
         }
         let observed = Observed { used: [(from, 100), (to, 100)].into(), ..Observed::default() };
         let seen = moving.with_sizes(&observed, now);

@@ -286,7 +286,7 @@ impl Owner {
                     self.probed(probe, batch, now);
                 }
             }
-            Event::CaughtUp { said, answer } => self.replacing.repaired.add((said, answer), now),
+            Event::CaughtUp { report, answer } => self.replacing.repaired.add((report, answer), now),
             Event::Clear { target, answer } => self.clears(target, answer, batch),
             Event::MakeGroups { wanted, answer } => self.placing.ask(wanted, answer),
             Event::Placed(placed) => self.placed(placed, batch),
@@ -299,9 +299,9 @@ impl Owner {
             Event::Leave { answer, .. } if self.ends => batch.after(answer, |_| ()),
             Event::Leave { leave, connection, answer } => self.leaves(leave, connection, answer, batch, now),
             Event::Lead { lead, connection, answer } => self.leads(&lead, connection, answer, batch),
-            Event::Progress { said, connection, answer } => {
-                let member = self.members.member_on(said.node, connection).map(drop);
-                match member.and_then(|()| record_progress(&batch.draft, &mut batch.progress, &said)) {
+            Event::Progress { report, connection, answer } => {
+                let member = self.members.member_on(report.node, connection).map(drop);
+                match member.and_then(|()| record_progress(&batch.draft, &mut batch.progress, &report)) {
                     Err(e) => refuse(answer, e),
                     Ok(()) => batch.after(answer, |_| ()),
                 }
@@ -320,8 +320,8 @@ impl Owner {
                 self.ends = true;
                 self.ask_positions(&batch.draft, answer);
             }
-            Event::LastPositions { said, answer } => {
-                for (joined, report) in said {
+            Event::LastPositions { reports, answer } => {
+                for (joined, report) in reports {
                     if joined == self.joined_on(report.target, &batch.draft) {
                         self.members.note_position(report.target, report.position);
                     }
@@ -394,9 +394,9 @@ impl Owner {
                     Ok(plan) => batch.after(answer, |_| plan),
                 }
             }
-            RebuildEvent::Full { said, answer } => {
+            RebuildEvent::Full { report, answer } => {
                 let (map, wishes, reports) = (&batch.draft, &batch.rebuild, &self.members.reports);
-                match self.replacing.refused(map, wishes, reports, &said, now) {
+                match self.replacing.refused(map, wishes, reports, &report, now) {
                     Err(e) => refuse(answer, e),
                     Ok(place) => batch.after(answer, |_| place),
                 }
@@ -405,8 +405,8 @@ impl Owner {
                 batch.rebuild.paused = paused;
                 batch.after(answer, |_| ());
             }
-            RebuildEvent::Copied { said, answer } => {
-                match self.replacing.copied(&mut batch.draft, &said, &self.members.reports, now) {
+            RebuildEvent::Copied { report, answer } => {
+                match self.replacing.copied(&mut batch.draft, &report, &self.members.reports, now) {
                     Err(e) => refuse(answer, e),
                     Ok(()) => batch.after(answer, newest),
                 }
@@ -428,8 +428,8 @@ impl Owner {
 
     /// Applies collected reports of repaired places. Their targets may take over other places at once.
     fn note_repaired(&mut self, published: &ClusterMap, batch: &mut Batch, now: Instant) {
-        for (said, answer) in self.replacing.repaired.take(published, &batch.draft, now) {
-            batch.caught_up(&said, answer);
+        for (report, answer) in self.replacing.repaired.take(published, &batch.draft, now) {
+            batch.caught_up(&report, answer);
             self.replacing.plan_again();
         }
     }

@@ -17,7 +17,7 @@ use weir_rpc::{Channel, Connection, Identity, NoService, Payload};
 
 /// Where a target is asked.
 #[derive(Clone)]
-pub enum Door {
+pub enum ProbeBy {
     /// The connection on which its process gives signs of life.
     Life(Connection),
     /// The data port of its node.
@@ -51,17 +51,17 @@ const LATE_PROBES_MAX: usize = 3;
 pub async fn probe(
     env: Env,
     who: Identity,
-    door: Door,
+    by: ProbeBy,
     target: TargetId,
     patience: Duration,
 ) -> Result<Seen> {
     let mut attempts = 1;
     loop {
         let begun = env.clock.now();
-        let outcome = match &door {
-            Door::Life(connection) => ask_life(connection, target, patience).await,
-            Door::Data(None) => Err(Error::not_found(format!("no node serves {target}"))),
-            Door::Data(Some(node)) => {
+        let outcome = match &by {
+            ProbeBy::Life(connection) => ask_life(connection, target, patience).await,
+            ProbeBy::Data(None) => Err(Error::not_found(format!("no node serves {target}"))),
+            ProbeBy::Data(Some(node)) => {
                 stat_target(&env, &who, node, target, patience).await.map(|report| Seen {
                     target,
                     failed: report.failed,
@@ -85,14 +85,14 @@ pub async fn probe(
 pub fn probe_each(
     env: &Env,
     who: &Identity,
-    targets: Vec<(TargetId, Door)>,
+    targets: Vec<(TargetId, ProbeBy)>,
     patience: Duration,
 ) -> mpsc::Receiver<Seen> {
     let (reported, reports) = mpsc::channel(targets.len().max(1)); // one message for each
-    for (target, door) in targets {
+    for (target, by) in targets {
         let (own_env, who, reported) = (env.clone(), who.clone(), reported.clone());
         env.tasks.spawn("probe one of several targets", async move {
-            if let Ok(seen) = probe(own_env, who, door, target, patience).await {
+            if let Ok(seen) = probe(own_env, who, by, target, patience).await {
                 let _ = reported.send(seen).await; // the caller may have given up
             }
         });

@@ -40,8 +40,8 @@ impl Cluster {
     }
 
     /// Reports how far the copy of a place is that moves to a target of this node.
-    pub async fn place_copied(&self, said: PlaceCopied) -> Result<Arc<ClusterMap>> {
-        self.change(&said).await
+    pub async fn place_copied(&self, report: PlaceCopied) -> Result<Arc<ClusterMap>> {
+        self.change(&report).await
     }
 
     /// Reports that a target is too full for new data of a group; returns whether its place moves.

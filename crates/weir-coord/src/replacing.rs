@@ -36,9 +36,9 @@ pub enum RebuildEvent {
     Gone { asked: TargetGone, answer: Answer<GonePlan> },
     Set { asked: SetRebuild, answer: Answer<()> },
     Drain { asked: DrainTarget, answer: Answer<GonePlan> },
-    Full { said: ReportFull, answer: Answer<FullPlace> },
+    Full { report: ReportFull, answer: Answer<FullPlace> },
     Pause { paused: bool, answer: Answer<()> },
-    Copied { said: PlaceCopied, answer: Answer<MapReply> },
+    Copied { report: PlaceCopied, answer: Answer<MapReply> },
     Status { answer: Answer<RebuildStatus> },
     Refills { reports: Vec<RefillReport>, answer: Answer<()> },
 }
@@ -211,12 +211,12 @@ impl Replacing {
     pub fn copied(
         &mut self,
         map: &mut ClusterMap,
-        said: &PlaceCopied,
+        report: &PlaceCopied,
         reports: &BTreeMap<TargetId, TargetReport>,
         now: Instant,
     ) -> Result<()> {
-        let bytes = self.refills.get(&(said.target, said.group)).map(|(report, _)| report.bytes);
-        self.moving.copied(map, said, bytes, |t| reports.get(&t).map_or(0, |r| r.used), now)
+        let bytes = self.refills.get(&(report.target, report.group)).map(|(report, _)| report.bytes);
+        self.moving.copied(map, report, bytes, |t| reports.get(&t).map_or(0, |r| r.used), now)
     }
 
     /// See [`Moving::refused`].
@@ -225,11 +225,11 @@ impl Replacing {
         map: &ClusterMap,
         wishes: &Wishes,
         reports: &BTreeMap<TargetId, TargetReport>,
-        said: &ReportFull,
+        report: &ReportFull,
         now: Instant,
     ) -> Result<FullPlace> {
         let observed = observed(&self.lost, wishes, reports);
-        self.moving.refused(map, wishes, &observed, said, now)
+        self.moving.refused(map, wishes, &observed, report, now)
     }
 
     /// Records the refill reports of a node's targets.

@@ -3,13 +3,13 @@
 //! A member's connection is its membership: when it ends, its targets are down at once.
 //! Knows nothing of files.
 use crate::addresses::{announced, is_for_others};
+use crate::admission::{Admission, CROWD_MAX};
 use crate::certified::{Certified, no_certificates};
 use crate::clocks::ReportedClocks;
 use crate::conditions::Reported;
 use crate::copies::change_of_copies;
 use crate::decide::{add_rule, allow_home, audit_volumes, forbid_home, remove_rule, set_copies};
-use crate::door::{CROWD_MAX, Door};
-use crate::enrol::Office;
+use crate::enrol::NodeRegistry;
 use crate::events::Events;
 use crate::followers::Followers;
 use crate::kept_map::KeptMap;
@@ -108,7 +108,7 @@ pub struct Coordinator {
     /// Also read by the owner.
     signs: Arc<SignsOfLife>,
     /// Events that find the owner's queue full.
-    crowd: Door,
+    crowd: Admission,
     /// The log of events.
     pub log: Arc<Events>,
     /// For a cluster with certificates.
@@ -148,8 +148,8 @@ impl Coordinator {
         let news = Arc::new(News::new(published.borrow().clone()));
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let cluster = published.borrow().cluster;
-        let office = Office::open(&env, store.clone(), cluster, config.certified).await?;
-        let certified = certified(&env, office, &config, &published, &events)?;
+        let registry = NodeRegistry::open(&env, store.clone(), cluster, config.certified).await?;
+        let certified = certified(&env, registry, &config, &published, &events)?;
         let (lost, name) = (Arc::<OnceLock<Error>>::default(), config.name.clone());
         let (log, signs) = (Events::new(env.clone(), store.clone()), members.signs.clone());
         let owner = Owner {
@@ -188,7 +188,7 @@ impl Coordinator {
             followers: Followers::new(published.clone(), news),
             map: published,
             signs,
-            crowd: Door::new(CROWD_MAX, "requests wait for a place in the queue"),
+            crowd: Admission::new(CROWD_MAX, "requests wait for a place in the queue"),
             log,
             announced,
             waits,
@@ -323,8 +323,8 @@ impl Coordinator {
                 self.ask::<ReportLink>(|answer| Event::Link { from, report, answer })
             }
             CaughtUp::METHOD => {
-                let said = call.decode::<CaughtUp>()?;
-                self.ask_map::<CaughtUp>(call, |answer| Event::CaughtUp { said, answer })
+                let report = call.decode::<CaughtUp>()?;
+                self.ask_map::<CaughtUp>(call, |answer| Event::CaughtUp { report, answer })
             }
             ClearTarget::METHOD => {
                 let ClearTarget { target } = call.decode::<ClearTarget>()?;
@@ -358,8 +358,8 @@ impl Coordinator {
                 self.ask_map::<LeadNamespace>(call, |answer| Event::Lead { lead, connection, answer })
             }
             RecordProgress::METHOD => {
-                let said = call.decode::<RecordProgress>()?;
-                self.ask::<RecordProgress>(|answer| Event::Progress { said, connection, answer })
+                let report = call.decode::<RecordProgress>()?;
+                self.ask::<RecordProgress>(|answer| Event::Progress { report, connection, answer })
             }
             GetStatus::METHOD => {
                 call.decode::<GetStatus>()?;
@@ -380,8 +380,8 @@ impl Coordinator {
             HomeAllow::METHOD => {
                 let HomeAllow { rule } = call.decode::<HomeAllow>()?;
                 let change = Box::new(move |map: &mut ClusterMap| {
-                    let said = format!("homes are allowed in {}", rule.place);
-                    allow_home(&mut map.homes, rule).map(|_| said)
+                    let done = format!("homes are allowed in {}", rule.place);
+                    allow_home(&mut map.homes, rule).map(|_| done)
                 });
                 self.ask_map::<HomeAllow>(call, |answer| Event::Rules { change, answer })
             }
@@ -516,14 +516,14 @@ fn no_state() -> Error {
 
 fn certified(
     env: &Env,
-    office: Option<Arc<Office>>,
+    registry: Option<Arc<NodeRegistry>>,
     config: &CoordConfig,
     maps: &watch::Receiver<Arc<ClusterMap>>,
     events: &mpsc::Sender<Event>,
 ) -> Result<Option<Certified>> {
-    Ok(match (office, &config.trust) {
-        (Some(office), _) => {
-            Some(Certified::start(env, office, (&config.name, &config.policy), maps, events)?)
+    Ok(match (registry, &config.trust) {
+        (Some(registry), _) => {
+            Some(Certified::start(env, registry, (&config.name, &config.policy), maps, events)?)
         }
         (None, Some(trust)) => Some(Certified::with_trust(env, trust.clone(), maps, events)),
         (None, None) => None,

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_before_1970_is_as_the_kernel_said() {
+    fn a_time_before_1970_is_as_the_kernel_sent_it() {
         // −2 s and 300 ms, as the FUSE crate hands it over.
         let read = UNIX_EPOCH - Duration::new(2, 300_000_000);
         assert_eq!(nanos_of_request(read), -1_700_000_000);

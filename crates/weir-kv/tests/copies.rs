@@ -419,7 +419,7 @@ async fn dies(
 
 /// A follower dies between append and sync: acknowledged records are present, and the rest is a whole prefix.
 #[test]
-fn a_follower_keeps_what_it_said_and_no_half_record() {
+fn a_follower_keeps_what_it_acknowledged_and_no_half_record() {
     let mut lost = 0;
     for seed in 0..40 {
         let world = World::new(seed, SimConfig::default());
@@ -428,8 +428,8 @@ fn a_follower_keeps_what_it_said_and_no_half_record() {
             let mut lcg = Lcg(seed);
             let (_, written) = written(&w.node("a"), 200, 3000).await;
             let env = w.node("b");
-            let said = Arc::new(AtomicU64::new(0));
-            let (says, entries) = (said.clone(), written.entries.clone());
+            let acknowledged = Arc::new(AtomicU64::new(0));
+            let (acknowledges, entries) = (acknowledged.clone(), written.entries.clone());
             let inner = env.clone();
             env.tasks.spawn("follower", async move {
                 let engine = follows(&inner, SMALL, 4, &[]).await;
@@ -438,7 +438,7 @@ fn a_follower_keeps_what_it_said_and_no_half_record() {
                     if some[0].seq.0 % 3 == 0 {
                         let last = some.last().unwrap().seq;
                         engine.wait_synced(last).await.unwrap();
-                        says.store(last.0, Ordering::Release);
+                        acknowledges.store(last.0, Ordering::Release);
                         engine.note_durable(Epoch(4), last).unwrap();
                     }
                     inner.clock.sleep(Duration::from_micros(20)).await;
@@ -449,8 +449,8 @@ fn a_follower_keeps_what_it_said_and_no_half_record() {
             w.power_cut("b");
             let engine = open(&w.node("b")).await;
             let (seq, state) = dump(&*engine);
-            let said = said.load(Ordering::Acquire);
-            assert!(seq.0 >= said, "seed {seed}: it acknowledged {said}, and has {}", seq.0);
+            let acknowledged = acknowledged.load(Ordering::Acquire);
+            assert!(seq.0 >= acknowledged, "seed {seed}: it acknowledged {acknowledged}, and has {}", seq.0);
             assert!(state == written.states[seq.0 as usize], "seed {seed}");
             u32::from(seq.0 < 200)
         });

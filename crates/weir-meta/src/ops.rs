@@ -9,7 +9,7 @@ use crate::obstacle::Attempt;
 use crate::quotas::Quotas;
 use crate::reach::Reaches;
 use weir_env::Instant;
-use weir_proto::births::{Birth, NamesLeased};
+use weir_proto::local_creates::{LocalCreate, NamesLeased};
 use weir_proto::meta::{Entry, FileKind, Lease, LeaseKind, Op};
 use weir_proto::quota::Account;
 use weir_proto::{InodeId, Request, SessionId};
@@ -124,12 +124,12 @@ impl Grants<'_> {
     }
     /// A file that its client has held exclusively since it created it. The client reports its present number
     /// of opens, even if it has done so before on another connection.
-    pub fn born(&mut self, dir: InodeId, born: &Birth) {
-        self.leases.use_number(dir, born.ino);
-        self.leases.grant_write(self.session, born.ino);
+    pub fn local_create(&mut self, dir: InodeId, created: &LocalCreate) {
+        self.leases.use_number(dir, created.ino);
+        self.leases.grant_write(self.session, created.ino);
         if self.first {
-            let opens = Opens { read: born.open_read, write: born.open_write };
-            self.leases.set_opens(self.session, born.ino, opens);
+            let opens = Opens { read: created.open_read, write: created.open_write };
+            self.leases.set_opens(self.session, created.ino, opens);
         }
     }
     /// A quota reservation.

@@ -14,8 +14,8 @@ use crate::leader::Leader;
 use crate::leader::outcome::Outcome;
 use crate::namespace::create::meta_open;
 use crate::namespace::{
-    Cx, View, attr, births, clone, create, data, evict, import, layers, list, mirror, open, remove, rename,
-    report, snapshot, snapshot_view, totals, usage_of, volume, xattr,
+    Cx, View, attr, clone, create, data, evict, import, layers, list, local_creates, mirror, open, remove,
+    rename, report, snapshot, snapshot_view, totals, usage_of, volume, xattr,
 };
 use crate::obstacle::Halt;
 use crate::ops::{Grants, InGrace, Operation, Work};
@@ -27,7 +27,7 @@ use crate::reach::{
 use crate::relation::{admin, home_place};
 use std::sync::Arc;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::births::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
+use weir_proto::local_creates::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
@@ -216,16 +216,16 @@ operations_of_mounts! {
         g.open(reply, r.open & meta_open::READ != 0, true);
         g.leases.mark_orphan(reply.attr.ino);
     };
-    LeaseNames: |r| changes(r.dir), touch_more births::lease_names, |r, reply, g| g.names(r.dir, reply);
+    LeaseNames: |r| changes(r.dir), touch_more local_creates::lease_names, |r, reply, g| g.names(r.dir, reply);
     MkdirWithNames as cred of name: |r| changes(r.parent),
-        change_more births::mkdir_with_names, |r, reply, g| {
+        change_more local_creates::mkdir_with_names, |r, reply, g| {
             g.new_names(&mut reply.names);
             g.directory(r.parent, &mut reply.parent_lease);
         };
-    CreateMany as cred of_many births in_grace UnderWrite: |r| changes(r.dir), change births::create_many, |r, reply, g| {
-        r.births.iter().for_each(|born| g.born(r.dir, born));
+    CreateMany as cred of_many creates in_grace UnderWrite: |r| changes(r.dir), change local_creates::create_many, |r, reply, g| {
+        r.creates.iter().for_each(|created| g.local_create(r.dir, created));
     };
-    RemoveMany as cred of_many removals: |r| changes(r.dir), change births::remove_many;
+    RemoveMany as cred of_many removals: |r| changes(r.dir), change local_creates::remove_many;
     Mkdir as cred of name: |r| changes(r.parent), change_more create::mkdir, |r, reply, g| {
         g.entry(&mut reply.entry);
         g.directory(r.parent, &mut reply.parent_lease);
@@ -374,7 +374,7 @@ mod tests {
     fn each_request_that_names_a_user_says_so() {
         let sources = [
             include_str!("../../weir-proto/src/meta.rs"),
-            include_str!("../../weir-proto/src/births.rs"),
+            include_str!("../../weir-proto/src/local_creates.rs"),
             include_str!("../../weir-proto/src/volume.rs"),
             include_str!("../../weir-proto/src/quota.rs"),
             include_str!("../../weir-proto/src/snapshot.rs"),

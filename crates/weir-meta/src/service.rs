@@ -57,12 +57,12 @@ impl Meta {
 
     /// The number of requests that may wait here, for tests.
     pub fn set_waiting_max(&self, max: usize) {
-        self.leader.door.set_waiting_max(max);
+        self.leader.admission.set_waiting_max(max);
     }
 
     /// Requests that wait here, and hints in flight to clients, for tests.
     pub fn waiting(&self) -> (usize, usize) {
-        self.leader.door.counts()
+        self.leader.admission.counts()
     }
 
     /// Records of a relation, for tests.
@@ -81,7 +81,7 @@ impl Meta {
     /// A call that waits, as long as its connection lives; refused if too many do. The leadership may be lost
     /// meanwhile.
     fn wait(&self, on: Connection, work: BoxFuture<'static, Result<Reply>>) -> Handled {
-        let taken = match self.leader.door.wait() {
+        let taken = match self.leader.admission.wait() {
             Ok(taken) => taken,
             Err(e) => return Handled::Now(Err(e)),
         };

@@ -7,7 +7,7 @@
 use crate::holds::Holds;
 use crate::keys;
 use crate::namespace::remove::release_orphan;
-use crate::namespace::{Cx, births};
+use crate::namespace::{Cx, local_creates};
 use crate::record::SessionRecord;
 use crate::tables;
 use std::collections::BTreeMap;
@@ -171,7 +171,7 @@ pub fn forget(cx: &mut Cx<'_>, session: SessionId) -> Result<()> {
     tables::SESSIONS.delete(cx.txn, session);
     tables::HOLDS.delete(cx.txn, session);
     tables::MOVERS.delete(cx.txn, session);
-    births::forget_numbers(cx.txn, session)?;
+    local_creates::forget_numbers(cx.txn, session)?;
     for slot in 0..SLOTS {
         if tables::SLOTS.has(&*cx.txn, (session, slot))? {
             tables::SLOTS.delete(cx.txn, (session, slot));

@@ -6,8 +6,8 @@
 use crate::reach::{Reach, Reaches};
 use weir_kv::{Read, SharedKv};
 use weir_proto::access::AuditRule;
-use weir_proto::births::CreateMany;
 use weir_proto::glob::fits;
+use weir_proto::local_creates::CreateMany;
 use weir_proto::meta::{Create, CreateNameless, Open};
 use weir_proto::sender::Sender;
 use weir_proto::{Error, Request, Result};

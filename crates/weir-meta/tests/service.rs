@@ -1,13 +1,13 @@
 //! The guarantees of the service to several clients, with lost replies, silent clients and restarts.
 #[path = "service/access.rs"]
 mod access;
-#[path = "service/births.rs"]
-mod births;
 mod common;
 #[path = "service/full_disk.rs"]
 mod full_disk;
 #[path = "service/grace.rs"]
 mod grace;
+#[path = "service/local_creates.rs"]
+mod local_creates;
 #[path = "service/overload.rs"]
 mod overload;
 #[path = "service/recall.rs"]

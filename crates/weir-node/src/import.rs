@@ -29,7 +29,7 @@ const LIST_PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between two attempts to reach a target.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Number of attempts between two log messages about waiting.
-const SAY_AGAIN: u32 = 10;
+const LOG_EVERY: u32 = 10;
 
 /// Fills the empty directory of a lost namespace from an export. `progress`: the bytes read so far.
 pub async fn import_namespace(
@@ -158,7 +158,7 @@ async fn holdings(env: &Env, cluster: &Cluster, namespace: NamespaceId) -> Resul
         match list_group(cluster, group, namespace, &mut held).await {
             Ok(()) => (listed, tries) = (listed + 1, 0),
             Err(e) => {
-                if tries % SAY_AGAIN == 0 {
+                if tries % LOG_EVERY == 0 {
                     tracing::warn!("waits to list what {} holds: {e}", group.id);
                 }
                 tries += 1;

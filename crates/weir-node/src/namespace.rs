@@ -130,9 +130,9 @@ fn check(map: &ClusterMap, asked: &Asked, from: &Connection) -> std::result::Res
         return Err(Waits(Error::not_found(format!("{namespace} has no copies here")), true));
     };
     if epoch != entry.leader_epoch {
-        let said =
+        let text =
             format!("{epoch} of {namespace} is not the one that is known here, {}", entry.leader_epoch);
-        return Err(Waits(Error::stale(said), epoch > entry.leader_epoch));
+        return Err(Waits(Error::stale(text), epoch > entry.leader_epoch));
     }
     let is_from = |id: NodeId| map.node(id).is_some_and(|node| node.name == name_of(from));
     let known = if of_leader {

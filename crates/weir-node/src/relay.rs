@@ -56,7 +56,7 @@ struct Guest {
 struct Way {
     channel: Channel,
     /// The connection on which `ActFor` was answered.
-    said: tokio::sync::Mutex<Option<Connection>>,
+    accepted: tokio::sync::Mutex<Option<Connection>>,
 }
 
 impl Relay {
@@ -74,7 +74,7 @@ impl Relay {
             Proved::Stranger => return Err(Error::denied("a stranger at a local socket")),
         };
         let back = || Arc::new(Back { env: self.env.clone(), guest: connection.clone() });
-        let way = |channel| Way { channel, said: tokio::sync::Mutex::default() };
+        let way = |channel| Way { channel, accepted: tokio::sync::Mutex::default() };
         let leader = way(self.cluster.meta_leader(&self.namespace, back())?);
         let guest =
             Arc::new(Guest { uid, coordinator: way(self.cluster.coordinator_of_its_own(back())), leader });
@@ -123,14 +123,14 @@ impl Guest {
 
 impl Way {
     async fn connection(&self, env: &Env, uid: u32, deadline: Instant) -> Result<Connection> {
-        let mut said = self.said.lock().await;
-        if let Some(connection) = said.as_ref().filter(|connection| !connection.is_closed()) {
+        let mut accepted = self.accepted.lock().await;
+        if let Some(connection) = accepted.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());
         }
         let left = |env: &Env| deadline.since(env.clock.now());
         let connection = self.channel.connection(left(env)).await?;
         connection.call(&ActFor { uid }, Vec::new(), left(env)).await?;
-        *said = Some(connection.clone());
+        *accepted = Some(connection.clone());
         Ok(connection)
     }
 }

@@ -42,7 +42,7 @@ id!(/** Grows by one with each change of the map entry it belongs to. */ Epoch(u
 id!(/** A namespace, numbered by the coordinator, never reused: what is stored of an earlier one of the same name has another. */ NamespaceId(u32));
 id!(/** The founding of a namespace, kept in its directory: another directory, or one founded anew, has another. */ NamespaceUuid([u8; 16]));
 id!(/** One run of the process that serves a target: random, chosen at its start. */ RunId(u64));
-id!(/** `(directory serial << 24) | n`: born in its directory's range, never reused. */ InodeId(u64));
+id!(/** `(directory serial << 24) | n`: from the range of the directory where it was created, never reused. */ InodeId(u64));
 id!(/** A named subtree of a namespace, numbered by its leader, never reused. */ VolumeId(u32));
 id!(/** A client's registration at a metadata server. */ SessionId(u64));
 id!(/** Overlay sequence number, contiguous per cell from 1; 0 is "none yet". */ Seq(u64));

@@ -8,7 +8,6 @@
 pub mod access;
 pub mod administration;
 pub mod backup;
-pub mod births;
 pub mod checksum;
 pub mod condition;
 pub mod coord;
@@ -26,6 +25,7 @@ pub mod home_rule;
 mod ids;
 pub mod layout;
 pub mod life;
+pub mod local_creates;
 pub mod lock;
 pub mod map;
 pub mod meta;

@@ -115,9 +115,9 @@ mod tests {
             usual_us: 5,
         };
         let life = Life { pressure: Some(Pressure { cpu: 258, io: 3, memory: 4 }), targets: vec![target] };
-        let said = ReportLife { node: NodeId(9), life };
-        let hex: String = said.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        let report = ReportLife { node: NodeId(9), life };
+        let hex: String = report.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "09000000010201030004000100000007000000010100000002000000030000000400000005000000");
-        assert_eq!(ReportLife::from_bytes(&said.to_bytes()).unwrap(), said);
+        assert_eq!(ReportLife::from_bytes(&report.to_bytes()).unwrap(), report);
     }
 }

@@ -12,8 +12,8 @@ use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
 use weir_proto::{CellId, Error, FileId, Wire};
 use weir_proto::{
-    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
-    lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
+    access, backup, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
+    local_creates, lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 
 const ROUNDS: usize = 10_000;
@@ -119,7 +119,7 @@ fn messages_are_decoded_as_they_were_encoded() {
 const SOURCES: [(&str, &str); 24] = [
     ("access", include_str!("../src/access.rs")),
     ("backup", include_str!("../src/backup.rs")),
-    ("births", include_str!("../src/births.rs")),
+    ("local_creates", include_str!("../src/local_creates.rs")),
     ("condition", include_str!("../src/condition.rs")),
     ("coord", include_str!("../src/coord.rs")),
     ("copies", include_str!("../src/copies.rs")),
@@ -207,7 +207,7 @@ fn no_method_number_is_used_twice() {
                     420..440
                 }
                 "volume" if ["GetWriteFloors", "SetWriteFloor"].contains(&name) => 420..440,
-                "births" if name == "MkdirWithNames" => 420..440,
+                "local_creates" if name == "MkdirWithNames" => 420..440,
                 "watch" => 500..510,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,

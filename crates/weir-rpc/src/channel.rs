@@ -47,7 +47,7 @@ const WAY_PAUSES: Backoff = Backoff { first: Duration::from_secs(1), max: Durati
 
 /// The addresses of a node, as known now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct Endpoint {
     /// In the order of the dials.
     pub addrs: Vec<Addr>,
     /// Its name in the cluster. Another node may have its address by now: that one is refused. `None`: any
@@ -59,7 +59,7 @@ pub struct Whereabouts {
     pub through: Vec<Via>,
 }
 
-impl Whereabouts {
+impl Endpoint {
     /// Ways to dial it.
     fn ways(&self) -> usize {
         self.addrs.len() + if self.name.is_some() { self.through.len() } else { 0 }
@@ -81,7 +81,7 @@ impl Drop for Dials {
     }
 }
 
-async fn resolve(env: &Env, at: Whereabouts) -> Result<Whereabouts> {
+async fn resolve(env: &Env, at: Endpoint) -> Result<Endpoint> {
     let addrs = resolved(env, &at.addrs).await?;
     let mut through = Vec::new();
     for via in at.through {
@@ -89,11 +89,11 @@ async fn resolve(env: &Env, at: Whereabouts) -> Result<Whereabouts> {
         let found = resolved(env, std::slice::from_ref(&via.addr)).await.unwrap_or_default();
         through.extend(found.into_iter().next().map(|addr| Via { addr, ..via }));
     }
-    Ok(Whereabouts { addrs, through, ..at })
+    Ok(Endpoint { addrs, through, ..at })
 }
 
 /// Returns a node's present addresses, or why they are unknown. Fast, never blocking.
-pub type LookUp = Arc<dyn Fn() -> Result<Whereabouts> + Send + Sync>;
+pub type LookUp = Arc<dyn Fn() -> Result<Endpoint> + Send + Sync>;
 
 /// A reconnecting channel to one node. Cheap to clone; clones share the connection.
 #[derive(Clone)]
@@ -144,7 +144,7 @@ struct State {
 impl Channel {
     /// `addrs`: of one node, tried in this order. Nothing is dialed before the first use.
     pub fn new(env: &Env, addrs: Vec<Addr>, identity: Identity, callbacks: Arc<dyn Service>) -> Channel {
-        let fixed = Whereabouts { addrs, ..Whereabouts::default() };
+        let fixed = Endpoint { addrs, ..Endpoint::default() };
         Channel::following(env, Arc::new(move || Ok(fixed.clone())), identity, callbacks)
     }
 
@@ -405,8 +405,8 @@ impl Inner {
         // A running dial will find it, too.
         let _one_at_a_time = self.dialing.clone().try_lock_owned().ok()?;
         let at = resolve(&self.env, (self.look_up)().ok()?).await.ok()?;
-        let around = Whereabouts { addrs: Vec::new(), ..at.clone() };
-        let direct = Whereabouts { through: Vec::new(), ..at };
+        let around = Endpoint { addrs: Vec::new(), ..at.clone() };
+        let direct = Endpoint { through: Vec::new(), ..at };
         let begun = self.env.clock.now();
         let clock = self.env.clock.clone();
         let direct = self.dial_and_echo(direct);
@@ -435,17 +435,13 @@ impl Inner {
         Some(direct.unwrap_or(found))
     }
 
-    async fn dial_and_echo(self: &Arc<Self>, at: Whereabouts) -> Option<Connection> {
+    async fn dial_and_echo(self: &Arc<Self>, at: Endpoint) -> Option<Connection> {
         let found = self.dial_in_order(Arc::new(at), None).await.ok()?;
         found.echoes(AROUND_PATIENCE).await.then_some(found)
     }
 
     /// The first connection to a process other than `instance`; otherwise the error of the last address.
-    async fn dial_in_order(
-        self: &Arc<Self>,
-        at: Arc<Whereabouts>,
-        instance: Option<u64>,
-    ) -> Result<Connection> {
+    async fn dial_in_order(self: &Arc<Self>, at: Arc<Endpoint>, instance: Option<u64>) -> Result<Connection> {
         let (count, direct) = (at.ways(), at.addrs.len());
         let (report, mut reported) = mpsc::channel(count.max(1));
         let mut dials = Dials(Vec::new());
@@ -487,7 +483,7 @@ impl Inner {
 
     fn start_dial(
         self: &Arc<Self>,
-        at: Arc<Whereabouts>,
+        at: Arc<Endpoint>,
         n: usize,
         instance: Option<u64>,
         report: Report,
@@ -510,7 +506,7 @@ impl Inner {
         })
     }
 
-    async fn dial_at(&self, way: std::result::Result<&Addr, &Via>, at: &Whereabouts) -> Result<Connection> {
+    async fn dial_at(&self, way: std::result::Result<&Addr, &Via>, at: &Endpoint) -> Result<Connection> {
         let callbacks = self.callbacks.clone();
         let (addr, mut dialed) = match way {
             Ok(addr) => (addr, connect(&self.env, addr, &self.identity, callbacks).await),

@@ -97,7 +97,7 @@ struct Inner {
     handle: OnceLock<Weak<Handle>>,
     /// Notified once when the connection ends.
     on_close: Mutex<Option<OnClose>>,
-    farewell: Mutex<Farewell>,
+    end_notice: Mutex<EndNotice>,
     /// The last echo asked for, and the last one that came.
     echoes: AtomicU64,
     echoed: watch::Sender<u64>,
@@ -105,13 +105,13 @@ struct Inner {
 
 /// The last notification of the service about a connection, by the watch task.
 #[derive(Default)]
-enum Farewell {
+enum EndNotice {
     #[default]
     NotYet,
     /// Kept from the end until the service is notified.
-    ToSay(Connection),
+    Due(Connection),
     /// Notified, or there is no task left for it.
-    Over,
+    Delivered,
 }
 
 /// A reply, its payload, and the payload's verified CRC32C.
@@ -175,7 +175,7 @@ impl Connection {
             tasks: Mutex::default(),
             handle: OnceLock::new(),
             on_close: Mutex::new(on_close),
-            farewell: Mutex::default(),
+            end_notice: Mutex::default(),
             echoes: AtomicU64::new(0),
             echoed: watch::Sender::new(0),
         });
@@ -199,7 +199,7 @@ impl Connection {
             }),
         ];
         // Not among them: it outlives the connection by one notification.
-        let last_word = LastWord(watch.clone());
+        let end_notifier = EndNotifier(watch.clone());
         env.tasks.spawn("rpc watch", async move {
             let mut closed = watch.closed.subscribe();
             let reason = tokio::select! {
@@ -210,7 +210,7 @@ impl Connection {
             if let Some(reason) = reason {
                 watch.close(reason, true);
             }
-            last_word.say(&*reported);
+            end_notifier.deliver(&*reported);
         });
         lock(&inner.tasks).extend(tasks);
         if inner.reason.get().is_some() {
@@ -420,7 +420,7 @@ impl Inner {
         self.fail_calls();
         // The watch task notifies the service: the caller may hold the service's locks.
         let handle = self.handle.get().and_then(Weak::upgrade); // before a server drops the last one
-        self.leave_word(handle.map(Connection));
+        self.keep_for_notice(handle.map(Connection));
         let on_close = lock(&self.on_close).take();
         if let Some(on_close) = on_close {
             on_close(self.id);
@@ -431,12 +431,12 @@ impl Inner {
 
     /// Nothing is kept if there is no task to deliver it: a connection that holds itself would never be
     /// freed.
-    fn leave_word(&self, connection: Option<Connection>) {
-        let mut farewell = lock(&self.farewell);
-        if let (Farewell::NotYet, Some(connection)) = (&*farewell, &connection) {
-            *farewell = Farewell::ToSay(connection.clone());
+    fn keep_for_notice(&self, connection: Option<Connection>) {
+        let mut end_notice = lock(&self.end_notice);
+        if let (EndNotice::NotYet, Some(connection)) = (&*end_notice, &connection) {
+            *end_notice = EndNotice::Due(connection.clone());
         }
-        drop(farewell); // `connection` may be the last one
+        drop(end_notice); // `connection` may be the last one
     }
 
     fn fail_calls(&self) {
@@ -485,20 +485,20 @@ impl Inner {
 }
 
 /// Held by the watch task; after its end no notification is delivered.
-struct LastWord(Arc<Inner>);
+struct EndNotifier(Arc<Inner>);
 
-impl LastWord {
-    fn say(&self, service: &dyn Service) {
-        if let Farewell::ToSay(connection) = self.end() {
+impl EndNotifier {
+    fn deliver(&self, service: &dyn Service) {
+        if let EndNotice::Due(connection) = self.end() {
             service.disconnected(&connection);
         }
     }
-    fn end(&self) -> Farewell {
-        std::mem::replace(&mut *lock(&self.0.farewell), Farewell::Over)
+    fn end(&self) -> EndNotice {
+        std::mem::replace(&mut *lock(&self.0.end_notice), EndNotice::Delivered)
     }
 }
 
-impl Drop for LastWord {
+impl Drop for EndNotifier {
     fn drop(&mut self) {
         drop(self.end()); // outside of the lock: it may be the last one of its connection
     }

@@ -27,7 +27,7 @@ mod server;
 mod through;
 mod trust;
 
-pub use channel::{Channel, LookUp, Whereabouts};
+pub use channel::{Channel, Endpoint, LookUp};
 pub use connection::{
     Answered, CALLS_MAX, Connection, DEAD_AFTER, Defer, Demand, PING_AFTER, Responder, SERVED_MAX,
 };

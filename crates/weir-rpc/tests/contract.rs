@@ -12,7 +12,7 @@ use weir_proto::sender::Sender;
 use weir_proto::version::Program;
 use weir_proto::{ClusterId, ErrorKind};
 use weir_rpc::{
-    CALLS_MAX, Channel, Identity, LookUp, NoService, Payload, Policy, SERVED_MAX, Whereabouts, connect, serve,
+    CALLS_MAX, Channel, Endpoint, Identity, LookUp, NoService, Payload, Policy, SERVED_MAX, connect, serve,
 };
 
 async fn an_answer_comes_back(env: &Env, addr: &Addr) {
@@ -439,11 +439,11 @@ fn a_channel_follows_its_node_and_accepts_no_other() {
     world.run(async {
         let near = world.node("near");
         let at = |n: u8| -> Addr { format!("tcp:10.0.0.{n}:7000").parse().unwrap() };
-        let known = Arc::new(std::sync::Mutex::new(Whereabouts {
+        let known = Arc::new(std::sync::Mutex::new(Endpoint {
             addrs: vec![at(1)],
             name: Some("server".into()),
             role: Some(Role::Storage),
-            ..Whereabouts::default()
+            ..Endpoint::default()
         }));
         let asked = known.clone();
         let look_up: LookUp = Arc::new(move || Ok(asked.lock().unwrap().clone()));

@@ -12,7 +12,7 @@ use weir_proto::frame::HEADER_BYTES;
 use weir_proto::map::{RemovedNode, Role};
 use weir_proto::{Error, ErrorKind};
 use weir_rpc::{
-    Channel, Connection, Identity, NoService, Payload, Policy, Trust, Via, Whereabouts, connect, serve,
+    Channel, Connection, Endpoint, Identity, NoService, Payload, Policy, Trust, Via, connect, serve,
 };
 use weir_trust::certificate::{Grant, Pin};
 use weir_trust::frames::TAG_BYTES;
@@ -288,7 +288,7 @@ async fn a_node_that_poses_as_one_of_another_role_is_not_talked_to() {
     let (_server, _, addr) = CLUSTER.scope(cluster.clone(), server(&env, &anywhere())).await;
     let who = identity(&env, "n1").trusting(Some(cluster.trust("n1", Role::Storage, 1)));
     let to = |role| {
-        let at = Whereabouts { addrs: vec![addr.clone()], role: Some(role), ..Whereabouts::default() };
+        let at = Endpoint { addrs: vec![addr.clone()], role: Some(role), ..Endpoint::default() };
         Channel::following(&env, Arc::new(move || Ok(at.clone())), who.clone(), Arc::new(NoService))
     };
     to(Role::Storage).connection_now().await.unwrap();
@@ -316,7 +316,7 @@ async fn a_right_tag_does_not_excuse_a_wrong_checksum() {
 fn channel_through(env: &Env, to: &str, via: &Addr, who: Identity) -> Channel {
     let closed = "tcp:127.0.0.1:1".parse().unwrap();
     let through = vec![Via { name: "between".into(), addr: via.clone() }];
-    let at = Whereabouts { addrs: vec![closed], name: Some(to.into()), role: Some(Role::Storage), through };
+    let at = Endpoint { addrs: vec![closed], name: Some(to.into()), role: Some(Role::Storage), through };
     Channel::following(env, Arc::new(move || Ok(at.clone())), who, Arc::new(NoService))
 }
 

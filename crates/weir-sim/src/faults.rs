@@ -10,7 +10,7 @@ use crate::kinds::{FaultKind, FaultKind::*, Toll};
 use crate::oracles::work::Ledger;
 use crate::workload::Workload;
 use crate::{Options, attend};
-use choice::{FAULT_MS_MAX, FULL_FROM_BIRTH};
+use choice::{FAULT_MS_MAX, FULL_FROM_START};
 use disks::empty_target;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -56,7 +56,7 @@ const FULL_DISK_BYTES: u64 = 10 << 20;
 /// Settings before the first server starts.
 pub fn prepare(world: &World, options: &Options) {
     if options.faults.first() == Some(&DiskFull) && !options.mute.contains(&0) {
-        world.set_disk_capacity(FULL_FROM_BIRTH, FULL_DISK_BYTES);
+        world.set_disk_capacity(FULL_FROM_START, FULL_DISK_BYTES);
     }
 }
 

@@ -34,7 +34,7 @@ const READ_BYTES_MAX: u64 = 100_000;
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 const FAULT_MAX: Duration = Duration::from_secs(10);
 /// A client's patience, and the lease term of a mover that died with the request.
-const SILENCE_FELT: Duration = Duration::from_secs(40);
+const SILENCE_NOTICED: Duration = Duration::from_secs(40);
 const POLL_EVERY: Duration = Duration::from_secs(1);
 /// The volume equals home by then.
 const PATIENCE: Duration = Duration::from_secs(400);
@@ -125,7 +125,7 @@ impl Replica {
                 }
             }
             if what < 3 {
-                self.silent_until.store((self.world.now() + SILENCE_FELT).0, Relaxed);
+                self.silent_until.store((self.world.now() + SILENCE_NOTICED).0, Relaxed);
             }
         }
     }

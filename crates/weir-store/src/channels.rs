@@ -73,9 +73,9 @@ impl Peers for Cluster {
         let cluster = self.clone();
         Box::pin(async move { Cluster::caught_up(&cluster, target, group, epoch).await })
     }
-    fn place_copied(&self, said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+    fn place_copied(&self, report: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let cluster = self.clone();
-        Box::pin(async move { cluster.place_copied(said).await })
+        Box::pin(async move { cluster.place_copied(report).await })
     }
     fn refill_reported(&self, reports: Vec<RefillReport>) -> BoxFuture<'static, Result<()>> {
         let cluster = self.clone();

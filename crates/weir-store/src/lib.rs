@@ -6,6 +6,7 @@
 //! Knows nothing of files' names, paths or users.
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod alloc;
 mod calls;
 pub mod cells;
@@ -16,7 +17,6 @@ mod copies;
 pub mod crash_points;
 mod damage;
 mod disk_threads;
-mod door;
 pub mod entries;
 mod fences;
 mod forgetting;

@@ -55,7 +55,7 @@ impl Default for Pace {
 
 impl Pace {
     /// Records how long a client's write took: a fragment, or an overlay here or as a mirror.
-    pub fn felt(&self, now: Instant, took: Duration) {
+    pub fn note_latency(&self, now: Instant, took: Duration) {
         let mut state = self.lock();
         state.pass(now);
         state.writes[class(took)] += 1;
@@ -160,7 +160,7 @@ mod tests {
             for _ in 0..100 {
                 self.now = self.now + MS * 10;
                 if let Some(took) = write {
-                    self.pace.felt(self.now, took);
+                    self.pace.note_latency(self.now, took);
                 }
                 if copied > 0 {
                     self.pace.copied(self.now, copied / 100);
@@ -179,7 +179,7 @@ mod tests {
         (0..3).for_each(|_| disk.second(Some(MS * 4), 0));
         assert_eq!(disk.limit(), Some(RATE_START));
         (0..30).for_each(|_| disk.second(Some(MS * 4), 400_000_000));
-        assert_eq!(disk.limit(), None, "no client feels it");
+        assert_eq!(disk.limit(), None, "it is fast enough for clients");
         disk.second(Some(MS * 40), 400_000_000);
         disk.second(Some(MS * 40), 400_000_000);
         let half = disk.limit().unwrap();

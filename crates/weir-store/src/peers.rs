@@ -45,7 +45,7 @@ macro_rules! peer_calls {
             fn caught_up(&self, target: TargetId, group: PgId, epoch: Epoch)
                 -> BoxFuture<'static, Result<Arc<ClusterMap>>>;
             /// Reports that a target has copied nearly all of a place that moves to it, or (`done`) all.
-            fn place_copied(&self, _said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+            fn place_copied(&self, _report: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
                 Box::pin(async { Err(Error::unsupported("no place moves here")) })
             }
             /// Reports the refill progress of this node's targets.

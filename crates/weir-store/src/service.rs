@@ -1,11 +1,11 @@
 //! The service of the storage role: requests to the targets of one node.
 //!
-//! A client's request that cannot be done in time is refused at the target's door; one whose caller no longer
-//! waits is not begun. The parts of a target (`service/target.rs`) carry requests out; this file knows which
-//! part serves which request.
+//! A client's request that cannot be done in time is refused by the target's admission control; one whose
+//! caller no longer waits is not begun. The parts of a target (`service/target.rs`) carry requests out; this
+//! file knows which part serves which request.
+use crate::admission::Admitted;
 use crate::alloc::Geometry;
 use crate::calls::{Calls, OwnService};
-use crate::door::Guest;
 use crate::peers::Peers;
 use crate::store::Store;
 use addressed::{Addressed, costs};
@@ -177,14 +177,14 @@ impl StorageNode {
         }))
     }
 
-    /// At the door of the request's target. `None`: it is not asked there. Requests of storage nodes are not
+    /// Admission by the request's target. `None`: it is not asked there. Requests of storage nodes are not
     /// refused: they finish work that was begun, and refusing them would waste it.
-    fn enter(&self, call: &Call) -> Result<Option<Guest>> {
+    fn admit(&self, call: &Call) -> Result<Option<Admitted>> {
         if call.connection.proved().sender() == Sender::Storage {
             return Ok(None);
         }
         let Some((id, bytes)) = costs(call) else { return Ok(None) };
-        self.targets.get(&id).map(|target| target.enter(call, bytes)).transpose()
+        self.targets.get(&id).map(|target| target.admit(call, bytes)).transpose()
     }
 }
 
@@ -209,13 +209,13 @@ impl Service for StorageNode {
         {
             return Handled::Now(Err(e));
         }
-        let guest = match self.enter(&call) {
-            Ok(guest) => guest,
+        let admitted = match self.admit(&call) {
+            Ok(admitted) => admitted,
             Err(busy) => return Handled::Now(Err(busy)),
         };
-        match (guest, self.dispatch_for(call.method, &call.body, call.payload, call.demand)) {
-            (Some(guest), Handled::Later(reply)) => Handled::Later(Box::pin(async move {
-                let _inside = guest;
+        match (admitted, self.dispatch_for(call.method, &call.body, call.payload, call.demand)) {
+            (Some(admitted), Handled::Later(reply)) => Handled::Later(Box::pin(async move {
+                let _inside = admitted;
                 reply.await
             })),
             (_, handled) => handled,

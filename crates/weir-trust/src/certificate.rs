@@ -64,26 +64,29 @@ impl Certificate {
         let der = CertificateDer::from(certificate);
         let parsed =
             EndEntityCert::try_from(&der).map_err(|e| refused(format_args!("it is malformed: {e}")))?;
-        let said = said_by(&parsed)?;
+        let content = content_of(&parsed)?;
         let ders: Vec<CertificateDer<'_>> =
             authorities.iter().map(|a| CertificateDer::from(&a[..])).collect();
         let anchors = ders.iter().filter_map(|a| webpki::anchor_from_trusted_cert(a).ok());
         let anchors: Vec<TrustAnchor<'_>> = anchors.collect();
         check_chain(&parsed, &anchors, now).map_err(|e| match e {
             webpki::Error::CertExpired { not_after, .. } => {
-                refused(format_args!("that of {} has expired on {}", said.name, date(not_after.as_secs())))
+                refused(format_args!("that of {} has expired on {}", content.name, date(not_after.as_secs())))
                     .hint("join the cluster again (`weir join`), and check this machine's clock")
             }
             webpki::Error::CertNotValidYet { not_before, .. } => refused(format_args!(
                 "that of {} holds from {} on only",
-                said.name,
+                content.name,
                 date(not_before.as_secs())
             ))
             .hint("check the clocks of both machines"),
-            webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => refused(
-                format_args!("the authority of cluster {} is not the one that is trusted here", said.cluster),
-            )
-            .hint("it belongs to another cluster"),
+            webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => {
+                refused(format_args!(
+                    "the authority of cluster {} is not the one that is trusted here",
+                    content.cluster
+                ))
+                .hint("it belongs to another cluster")
+            }
             e => refused(format_args!("{e}")),
         })?;
         // The end of its validity is in the error for a later time.
@@ -92,7 +95,11 @@ impl Certificate {
             _ => return Err(refused(format_args!("it has no end"))),
         };
         let signed = authorities.iter().find(|authority| is_signed_by(&parsed, authority, now));
-        Ok(Certificate { until, by: signed.map_or(Pin::default(), |authority| Pin::of(authority)), ..said })
+        Ok(Certificate {
+            until,
+            by: signed.map_or(Pin::default(), |authority| Pin::of(authority)),
+            ..content
+        })
     }
 
     /// When it should be renewed, in seconds since 1970.
@@ -154,7 +161,7 @@ fn is_signed_by(certificate: &EndEntityCert<'_>, authority: &[u8], now: u64) -> 
 }
 
 /// Its content, unverified. Its validity and its signer are not known.
-fn said_by(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
+fn content_of(certificate: &EndEntityCert<'_>) -> Result<Certificate> {
     let malformed = || refused(format_args!("it names no node of a Weir cluster"));
     let (mut cluster, mut name, mut roles) = (None, None, Vec::new());
     for uri in certificate.valid_uri_names() {

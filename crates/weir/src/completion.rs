@@ -152,9 +152,9 @@ fn cluster_of(typed: &[String]) -> Status {
     let dir = option(typed, "--dir").map(PathBuf::from);
     let coordinator = option(typed, "--coordinator").and_then(|addr| addr.parse().ok());
     let at = option(typed, "--at").map(PathBuf::from);
-    let is_said = dir.is_some() || coordinator.is_some() || at.is_some();
+    let is_given = dir.is_some() || coordinator.is_some() || at.is_some();
     // The environment replaces an option, as in an ordinary call.
-    let from_variable = || std::env::var_os(DIR_VARIABLE).map(PathBuf::from).filter(|_| !is_said);
+    let from_variable = || std::env::var_os(DIR_VARIABLE).map(PathBuf::from).filter(|_| !is_given);
     Status {
         dir: dir.or_else(from_variable),
         coordinator: coordinator.into_iter().collect(),

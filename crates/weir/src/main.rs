@@ -45,19 +45,19 @@ fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     match completion::answer(&words) {
         Ok(false) => {}
-        answered => return ended(answered.map(|_| ExitCode::SUCCESS), Says::Text(None)),
+        answered => return ended(answered.map(|_| ExitCode::SUCCESS), Form::Text(None)),
     }
     let is_json = words.iter().any(|word| word == "--json");
     let (program, words) = words.split_first().map_or((Default::default(), &[][..]), |(p, w)| (p.clone(), w));
     if let Some(call) = helper::Call::parse(&program, words) {
-        return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), Says::Text(None));
+        return ended(call.run(&cli::mount_options()).map(|()| ExitCode::SUCCESS), Form::Text(None));
     }
     let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(e) => return program::wrong_usage(e, is_json),
     };
     if let Err(failure) = wrong_clock_of_a_test() {
-        return ended(Err(failure), Says::Text(None));
+        return ended(Err(failure), Form::Text(None));
     }
     // The environment is read here and nowhere else.
     let environment = roles::Environment {
@@ -72,11 +72,11 @@ fn main() -> ExitCode {
             watchdog_pid: std::env::var("WATCHDOG_PID").ok(),
         },
     };
-    let says = if is_json { Says::Json } else { Says::Text(environment.journal.as_deref()) };
+    let form = if is_json { Form::Json } else { Form::Text(environment.journal.as_deref()) };
     if let Err(failure) = cli.presented.present() {
-        return ended(Err(failure), says);
+        return ended(Err(failure), form);
     }
-    ended(run(cli.command, &environment), says)
+    ended(run(cli.command, &environment), form)
 }
 
 /// `WEIR_CLOCK_AHEAD_S`, in builds for tests only: the seconds by which this process's clock is wrong.
@@ -97,18 +97,18 @@ fn log_file() -> Option<log::LogFile> {
 
 /// How a failure is printed.
 #[derive(Clone, Copy)]
-enum Says<'a> {
+enum Form<'a> {
     /// The journal's stream, if standard error goes there.
     Text(Option<&'a str>),
     /// For a program that requested JSON.
     Json,
 }
 
-fn ended(done: Outcome<ExitCode>, says: Says<'_>) -> ExitCode {
-    match (done, says) {
+fn ended(done: Outcome<ExitCode>, form: Form<'_>) -> ExitCode {
+    match (done, form) {
         (Ok(code), _) => code,
-        (Err(failure), Says::Json) => program::failed(&failure, true),
-        (Err(failure), Says::Text(journal)) => {
+        (Err(failure), Form::Json) => program::failed(&failure, true),
+        (Err(failure), Form::Text(journal)) => {
             eprintln!("{}", log::last_words(&failure.to_string(), journal));
             ExitCode::from(failure.kind().exit_code())
         }

@@ -64,9 +64,9 @@ fn succeeds(output: &Output) -> String {
 
 /// Exit code 5 is for what is not permitted.
 fn denied(output: &Output, words: &str) {
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(5), "{}{said}", text(&output.stdout));
-    assert!(said.contains(words), "{said:?} lacks {words:?}");
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{}{printed}", text(&output.stdout));
+    assert!(printed.contains(words), "{printed:?} lacks {words:?}");
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn users_have_limits_of_their_own_and_see_them() {
     open_the_way(&cluster.dir());
     cluster.run_weir(&["volume", "create", "work", "--owner", "1000", "--mode", "777"]);
     let limit = ["volume", "quota", "work", "--user", "65534", "--bytes", "1MiB", "--inodes", "2"];
-    let said = succeeds(&weir_as(ADA, &cluster, &limit));
-    assert!(said.contains("in work: 1.00 MiB and 2 files"), "{said}");
+    let printed = succeeds(&weir_as(ADA, &cluster, &limit));
+    assert!(printed.contains("in work: 1.00 MiB and 2 files"), "{printed}");
     let work = cluster.mount().join("work");
     let fill = |uid, name: &str| {
         let line = format!("head -c 2000000 /dev/zero > {}", work.join(name).display());
@@ -435,10 +435,10 @@ fn fails(words: &[&str]) -> String {
         .spawn()
         .unwrap();
     let status = ends(&format!("{words:?}"), &mut child, PATIENCE);
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut printed = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
     assert!(!status.success(), "{words:?} succeeded");
-    said
+    printed
 }
 
 #[test]
@@ -452,8 +452,8 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     fs::write(bench.home.join("frame"), pattern(1, 1 << 20)).unwrap();
     succeeds(&users.add_in_time(&bench.url(), &["--direction", "mirror"]));
     for words in [&["ls", data][..], &["stat", frame.to_str().unwrap()]] {
-        let said = fails(words);
-        assert!(said.contains("Permission denied"), "{said}");
+        let printed = fails(words);
+        assert!(printed.contains("Permission denied"), "{printed}");
     }
     let why = "user 1000 may not have the home";
     let log = fs::read_to_string(bench.cluster.dir().join("log/meta.log")).unwrap();
@@ -468,8 +468,8 @@ fn programs_do_not_wait_for_a_home_that_the_mover_may_not_use() {
     chown(&bench.home, Some(0), Some(0)).unwrap();
     bench.cluster.kill("mover-1");
     bench.cluster.up();
-    let said = fails(&["cat", frame.to_str().unwrap()]);
-    assert!(said.contains("Input/output error"), "{said}");
+    let printed = fails(&["cat", frame.to_str().unwrap()]);
+    assert!(printed.contains("Input/output error"), "{printed}");
     chown(&bench.home, Some(ADA), Some(ADA)).unwrap();
     wait_until("the bytes to be there", PATIENCE, || {
         fs::read(&frame).is_ok_and(|b| b == pattern(1, 1 << 20))
@@ -483,8 +483,8 @@ fn a_home_in_the_cluster_itself_is_refused() {
     let url = format!("weir://127.0.0.1:{}/elsewhere", cluster.port("coord"));
     for args in [&["relation", "add", "data", &url][..], &["volume", "create", "other", "--from", &url]] {
         let refused = cluster.try_run_weir(args);
-        let said = text(&refused.stderr);
-        assert!(!refused.status.success() && said.contains("in the very cluster"), "{args:?}: {said}");
+        let printed = text(&refused.stderr);
+        assert!(!refused.status.success() && printed.contains("in the very cluster"), "{args:?}: {printed}");
     }
     assert!(!cluster.run_weir(&["volume", "list"]).contains("other"));
 }
@@ -534,8 +534,11 @@ fn homes_do_not_lie_in_one_another_or_in_the_file_system() {
     let url = bench.url();
     for taken in [url.clone(), format!("{url}/"), format!("{url}/below"), url.replace("/home", "")] {
         let refused = bench.try_run_weir(&["relation", "add", "other", &taken]);
-        let said = text(&refused.stderr);
-        assert!(!refused.status.success() && said.contains("the home of relation r1"), "{taken}: {said}");
+        let printed = text(&refused.stderr);
+        assert!(
+            !refused.status.success() && printed.contains("the home of relation r1"),
+            "{taken}: {printed}"
+        );
     }
     let inside = bench.cluster.mount().join("other/inside");
     fs::create_dir(&inside).unwrap();
@@ -559,14 +562,14 @@ fn framed(kind: FrameKind, payload_len: u32, body: &[u8]) -> Vec<u8> {
 fn answers(
     port: u16,
     role: Role,
-    said: &[(&'static Method, u16, Vec<u8>)],
+    calls: &[(&'static Method, u16, Vec<u8>)],
 ) -> BTreeMap<&'static str, Option<Error>> {
     let name = "anybody".to_owned();
     let hello =
         Hello { version_min: 1, version_max: 1, level: LEVEL_MAX, cluster: None, name, role, instance: 1 };
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.write_all(&framed(FrameKind::Hello, 0, &hello.to_bytes())).unwrap();
-    for (call, (_, method, body)) in said.iter().enumerate() {
+    for (call, (_, method, body)) in calls.iter().enumerate() {
         let header = Header {
             method: *method,
             body_len: body.len() as u32,
@@ -576,7 +579,7 @@ fn answers(
         stream.write_all(&[&header.encode(body)[..], body].concat()).unwrap();
     }
     let mut answers = BTreeMap::new();
-    while answers.len() < said.len() {
+    while answers.len() < calls.len() {
         let mut head = [0; HEADER_BYTES];
         stream.read_exact(&mut head).unwrap();
         let header = Header::decode(&head).unwrap();
@@ -587,7 +590,7 @@ fn answers(
             FrameKind::ErrorResponse => Some(Error::from_bytes(&body).unwrap()),
             _ => continue,
         };
-        assert!(answers.insert(said[header.call as usize].0.name, answer).is_none());
+        assert!(answers.insert(calls[header.call as usize].0.name, answer).is_none());
     }
     answers
 }
@@ -737,8 +740,8 @@ fn a_mover_whose_home_is_gone_ends_when_asked() {
     bench.wait_state("synced");
     assert!(weir(&["down", "--dir", other.dir().to_str().unwrap()]).status.success());
     let down = weir(&["down", "--json", "--dir", bench.cluster.dir().to_str().unwrap()]);
-    let said: Value = serde_json::from_slice(&down.stdout).unwrap();
-    assert_eq!(said["killed"], Value::Array(Vec::new()), "{}", bench.cluster.logs());
+    let printed: Value = serde_json::from_slice(&down.stdout).unwrap();
+    assert_eq!(printed["killed"], Value::Array(Vec::new()), "{}", bench.cluster.logs());
     let log = fs::read_to_string(bench.cluster.dir().join("log/mover-1.log")).unwrap();
     assert!(log.contains("the mover has stopped"), "{log}");
 }
@@ -757,9 +760,9 @@ fn a_mount_of_another_mount_namespace_is_named() {
     cluster.launcher.clear();
     let pid = cluster.pid("mount-1").unwrap();
     let here = cluster.try_up();
-    let said = text(&here.stderr);
+    let printed = text(&here.stderr);
     let words = format!("process {pid} serves mount-1 at {} in another mount namespace", point.display());
-    assert!(!here.status.success() && said.contains(&words), "{said}");
+    assert!(!here.status.success() && printed.contains(&words), "{printed}");
     // Also where its pid file is gone.
     fs::remove_file(cluster.dir().join("run/mount-1.pid")).unwrap();
     assert!(text(&cluster.try_up().stderr).contains(&words));
@@ -797,8 +800,8 @@ impl Ruled {
     }
     fn refused(&self, args: &[&str], code: i32, words: &str) {
         let output = self.cluster.try_run_weir(&[&["access"], args].concat());
-        let said = text(&output.stderr);
-        assert!(output.status.code() == Some(code) && said.contains(words), "{args:?}: {said}");
+        let printed = text(&output.stderr);
+        assert!(output.status.code() == Some(code) && printed.contains(words), "{args:?}: {printed}");
     }
 }
 

@@ -48,8 +48,8 @@ impl Roles {
         let (pid_file, log) = (self.path(&format!("{name}.pid")), self.path(&format!("{name}.log")));
         let child = &mut self.running.iter_mut().find(|(of, _)| of == name).unwrap().1;
         wait_until(&format!("{name} serves"), PATIENCE, || {
-            let said = || fs::read_to_string(&log).unwrap();
-            assert!(child.try_wait().unwrap().is_none(), "{name} ended: {}", said());
+            let logged = || fs::read_to_string(&log).unwrap();
+            assert!(child.try_wait().unwrap().is_none(), "{name} ended: {}", logged());
             text(&fs::read(&pid_file).unwrap_or_default()).contains("\"ready\":true")
         });
     }
@@ -124,10 +124,12 @@ fn roles_meet_over_mixed_loopback_addresses_in_any_order() {
         here(&["storage", "--name", "s1", "--dir", &other, "--listen", "tcp:[::1]:0", "--coordinator", &six])
             .output()
             .unwrap();
-    let said = text(&second.stderr);
+    let printed = text(&second.stderr);
     assert!(
-        !second.status.success() && said.contains("is running already") && said.contains("another name"),
-        "{said}"
+        !second.status.success()
+            && printed.contains("is running already")
+            && printed.contains("another name"),
+        "{printed}"
     );
 
     // The coordinator returns at one of its addresses only.
@@ -151,8 +153,8 @@ fn an_address_that_others_cannot_use_is_refused_by_name() {
         ("tcp:1.2.3:7", "a name, an IPv4 or an [IPv6] address"),
     ] {
         let output = here(&["coord", "--new", "--dir", &dir, "--listen", listen]).output().unwrap();
-        let said = text(&output.stderr);
-        assert!(!output.status.success() && said.contains(says), "{listen}: {said}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains(says), "{listen}: {printed}");
     }
 }
 

@@ -249,9 +249,9 @@ fn a_user_gets_a_day_back_with_his_own_rights_only() {
     done("hers/thesis", &["--at", &monday, "--to", copy.to_str().unwrap()]);
     assert_eq!(fs::read(&copy).unwrap(), b"monday");
     // The newer file is kept next to it.
-    let said = done("hers/thesis", &["--at", &tuesday]);
+    let printed = done("hers/thesis", &["--at", &tuesday]);
     assert_eq!(fs::read(top.join("hers/thesis")).unwrap(), b"tuesday");
-    let kept = said.trim_end().rsplit_once("the replaced one is kept as ").unwrap().1.to_owned();
+    let kept = printed.trim_end().rsplit_once("the replaced one is kept as ").unwrap().1.to_owned();
     assert_eq!(fs::read(kept).unwrap(), b"spoilt");
     // What she may not read she does not get, from a snapshot or a backup.
     for date in [&monday, &tuesday] {

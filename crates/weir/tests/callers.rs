@@ -158,8 +158,8 @@ fn a_thread_has_the_groups_of_the_call() {
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
     std::os::unix::fs::chown(&dir, Some(0), Some(5555)).unwrap();
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o770)).unwrap();
-    let said = python(SERVER, &[&dir, &open]);
-    assert_eq!(said.lines().collect::<Vec<_>>(), ["denied", "ok", "denied", "ok", "denied", "ok 5555"]);
+    let printed = python(SERVER, &[&dir, &open]);
+    assert_eq!(printed.lines().collect::<Vec<_>>(), ["denied", "ok", "denied", "ok", "denied", "ok 5555"]);
     // Many groups, of which one counts.
     let many: Vec<String> = (7000..7070).chain([5555]).map(|g| g.to_string()).collect();
     let made =
@@ -196,9 +196,9 @@ fn times_that_were_set_after_a_store_through_a_mapping_stay() {
         return;
     }
     let cluster = cluster(2);
-    let said = python(MAPPED, &[&cluster.mounts[0].join("f"), &cluster.mounts[1].join("f")]);
+    let printed = python(MAPPED, &[&cluster.mounts[0].join("f"), &cluster.mounts[1].join("f")]);
     let once = ["set", "now", "now", "abcdx"];
-    assert_eq!(said.lines().collect::<Vec<_>>(), [once, once].concat());
+    assert_eq!(printed.lines().collect::<Vec<_>>(), [once, once].concat());
 }
 
 #[test]

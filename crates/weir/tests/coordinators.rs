@@ -258,8 +258,11 @@ fn metadata_directory_is_lost(cluster: &Cluster, node: &str) {
     fs::create_dir(&dir).unwrap();
     let refused = cluster.try_up();
     assert!(!refused.status.success(), "an empty directory is not the one of a copy");
-    let said = text(&refused.stderr);
-    assert!(said.contains("file system may not be mounted") && said.contains("--without NODE"), "{said}");
+    let printed = text(&refused.stderr);
+    assert!(
+        printed.contains("file system may not be mounted") && printed.contains("--without NODE"),
+        "{printed}"
+    );
     cluster.run_weir(&["namespace", "copies", "root", "3", "--without", node, "--no-wait"]);
     cluster.up();
     are_whole(cluster);

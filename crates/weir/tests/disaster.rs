@@ -34,8 +34,8 @@ fn refused(args: &[&str]) -> String {
     assert!(!output.status.success(), "{args:?} was not refused");
     text(&output.stderr)
 }
-fn says(said: &str, all: &[&str]) {
-    assert!(all.iter().all(|part| said.contains(part)), "expected {all:?}: {said}");
+fn says(printed: &str, all: &[&str]) {
+    assert!(all.iter().all(|part| printed.contains(part)), "expected {all:?}: {printed}");
 }
 fn json(cluster: &Cluster, args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&cluster.run_weir(&[args, &["--json"]].concat())).unwrap()

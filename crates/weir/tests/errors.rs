@@ -21,15 +21,15 @@ fn refused(args: &[&str]) -> (i32, String) {
 
 #[test]
 fn wrong_flags_are_named() {
-    let (code, said) = refused(&["up", "--dri", "/x"]);
+    let (code, printed) = refused(&["up", "--dri", "/x"]);
     assert_eq!(code, 2);
-    assert!(said.contains("--dri") && said.contains("--dir"), "{said}");
-    let (code, said) = refused(&["up", "--dir", "/x", "--scheme", "ec:4"]);
+    assert!(printed.contains("--dri") && printed.contains("--dir"), "{printed}");
+    let (code, printed) = refused(&["up", "--dir", "/x", "--scheme", "ec:4"]);
     assert_eq!(code, 2);
-    assert!(said.contains("ec:K+M"), "{said}");
-    let (code, said) = refused(&["upp"]);
+    assert!(printed.contains("ec:K+M"), "{printed}");
+    let (code, printed) = refused(&["upp"]);
     assert_eq!(code, 2);
-    assert!(said.contains("up"), "{said}");
+    assert!(printed.contains("up"), "{printed}");
 }
 
 #[test]
@@ -40,16 +40,17 @@ fn a_wrong_configuration_line_is_named_with_a_hint() {
     for command in [vec!["config", "check"], vec!["storage", "--config"], vec!["coord", "--config"]] {
         let mut args = command.clone();
         args.push(file.to_str().unwrap());
-        let (code, said) = refused(&args);
+        let (code, printed) = refused(&args);
         assert_eq!(code, 2);
         assert!(
-            said.contains("weir.toml:5: memroy_mib") && said.contains("hint: did you mean \"memory_mib\"?"),
-            "{said}"
+            printed.contains("weir.toml:5: memroy_mib")
+                && printed.contains("hint: did you mean \"memory_mib\"?"),
+            "{printed}"
         );
     }
     fs::write(&file, "[coord]\ncell_kib = 100\n").unwrap();
-    let (_, said) = refused(&["config", "check", file.to_str().unwrap()]);
-    assert!(said.contains("coord.cell_kib") && said.contains("hint:"), "{said}");
+    let (_, printed) = refused(&["config", "check", file.to_str().unwrap()]);
+    assert!(printed.contains("coord.cell_kib") && printed.contains("hint:"), "{printed}");
 }
 
 #[test]
@@ -100,21 +101,22 @@ fn port_in(manifest: &str, process: &str) -> Option<u16> {
 fn too_few_targets_and_foreign_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("c");
-    let (_, said) = refused(&["up", "--dir", path.to_str().unwrap(), "--targets", "3", "--scheme", "ec:4+2"]);
-    assert!(said.contains("needs 6 targets") && said.contains("hint:"), "{said}");
+    let (_, printed) =
+        refused(&["up", "--dir", path.to_str().unwrap(), "--targets", "3", "--scheme", "ec:4+2"]);
+    assert!(printed.contains("needs 6 targets") && printed.contains("hint:"), "{printed}");
     assert!(!path.exists(), "nothing was made");
     fs::write(dir.path().join("thesis.tex"), "x").unwrap();
-    let (_, said) = refused(&["up", "--dir", dir.path().to_str().unwrap()]);
-    assert!(said.contains("holds files") && said.contains("hint:"), "{said}");
-    let (code, said) = refused(&["status", "--dir", dir.path().to_str().unwrap()]);
+    let (_, printed) = refused(&["up", "--dir", dir.path().to_str().unwrap()]);
+    assert!(printed.contains("holds files") && printed.contains("hint:"), "{printed}");
+    let (code, printed) = refused(&["status", "--dir", dir.path().to_str().unwrap()]);
     assert_eq!(code, 3);
-    assert!(said.contains("hint: name the directory that `weir up --dir` was given"), "{said}");
-    let (_, said) = refused(&["file", "layout", "/tmp"]);
-    assert!(said.contains("not on a Weir") && said.contains("hint:"), "{said}");
-    let (_, said) = refused(&["unmount", dir.path().to_str().unwrap()]);
-    assert!(said.contains("nothing is mounted") && said.contains("hint:"), "{said}");
-    let (_, said) = refused(&["status", "--coordinator", "tcp:127.0.0.1:1"]);
-    assert!(said.contains("does not answer") && said.contains("hint:"), "{said}");
+    assert!(printed.contains("hint: name the directory that `weir up --dir` was given"), "{printed}");
+    let (_, printed) = refused(&["file", "layout", "/tmp"]);
+    assert!(printed.contains("not on a Weir") && printed.contains("hint:"), "{printed}");
+    let (_, printed) = refused(&["unmount", dir.path().to_str().unwrap()]);
+    assert!(printed.contains("nothing is mounted") && printed.contains("hint:"), "{printed}");
+    let (_, printed) = refused(&["status", "--coordinator", "tcp:127.0.0.1:1"]);
+    assert!(printed.contains("does not answer") && printed.contains("hint:"), "{printed}");
 }
 
 /// The result of a command with wrong arguments: exit status, texts in its message, texts that are not.
@@ -122,13 +124,13 @@ type Wrong<'a> = (&'a [&'a str], i32, &'a [&'a str], &'a [&'a str]);
 
 fn refused_as(table: &[Wrong<'_>], more: &[&str]) {
     for (args, code, is, is_not) in table {
-        let (got, said) = refused(&[args, more].concat());
-        assert_eq!(got, *code, "{args:?}: {said}");
+        let (got, printed) = refused(&[args, more].concat());
+        assert_eq!(got, *code, "{args:?}: {printed}");
         for text in *is {
-            assert!(said.contains(text), "{args:?}: {text:?} is not in: {said}");
+            assert!(printed.contains(text), "{args:?}: {text:?} is not in: {printed}");
         }
         for text in *is_not {
-            assert!(!said.contains(text), "{args:?}: {text:?} is in: {said}");
+            assert!(!printed.contains(text), "{args:?}: {text:?} is in: {printed}");
         }
     }
 }
@@ -238,9 +240,9 @@ fn a_cluster_says_what_is_wrong_with_a_request() {
     let url = format!("file://{}", home.path().display());
     cluster.run_weir(&["relation", "add", "data", &url]);
     assert!(cluster.run_weir(&["relation", "show", "data"]).starts_with("r1: data"));
-    let said = cluster.run_weir(&["relation", "pause", "r1", "--json"]);
-    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert_eq!((&said["relation"], &said["done"]), (&"r1".into(), &"paused".into()));
+    let printed = cluster.run_weir(&["relation", "pause", "r1", "--json"]);
+    let printed: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((&printed["relation"], &printed["done"]), (&"r1".into(), &"paused".into()));
     // No command waits for a coordinator that has ended.
     cluster.kill("coord");
     refused_as(&[(&["volume", "list"], 8, &["nothing listens there", "hint:"], &["GetMap"])], at);
@@ -251,9 +253,10 @@ fn an_occupied_port_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = format!("tcp:{}", listener.local_addr().unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let (code, said) = refused(&["coord", "--new", "--dir", dir.path().to_str().unwrap(), "--listen", &addr]);
+    let (code, printed) =
+        refused(&["coord", "--new", "--dir", dir.path().to_str().unwrap(), "--listen", &addr]);
     assert!(code > 2, "{code}");
-    assert!(said.contains(&addr) && said.contains("in use") && said.contains("hint:"), "{said}");
+    assert!(printed.contains(&addr) && printed.contains("in use") && printed.contains("hint:"), "{printed}");
 }
 
 /// One cluster for all that needs a running one: it must keep working after each.
@@ -295,20 +298,20 @@ fn a_running_cluster_survives_garbage_and_strangers() {
 
     // Another `up` with other wishes.
     let dir = cluster.dir();
-    let (_, said) = refused(&["up", "--dir", dir.to_str().unwrap(), "--targets", "5"]);
-    assert!(said.contains("has 6 targets") && said.contains("hint:"), "{said}");
+    let (_, printed) = refused(&["up", "--dir", dir.to_str().unwrap(), "--targets", "5"]);
+    assert!(printed.contains("has 6 targets") && printed.contains("hint:"), "{printed}");
 
     // A second coordinator on the same directory.
-    let (_, said) =
+    let (_, printed) =
         refused(&["coord", "--dir", dir.join("coord").to_str().unwrap(), "--listen", "tcp:127.0.0.1:0"]);
-    assert!(said.contains("another coordinator runs") && said.contains("hint:"), "{said}");
+    assert!(printed.contains("another coordinator runs") && printed.contains("hint:"), "{printed}");
 
     // A target of another cluster, offered to this one.
     let other = Cluster::with(0, &["--targets", "1"]);
     let stolen = other.dir().join("t1");
     assert!(weir(&["down", "--dir", other.dir().to_str().unwrap()]).status.success());
     let coordinator = format!("unix:{}", dir.join("socket/coord.sock").display());
-    let (_, said) = refused(&[
+    let (_, printed) = refused(&[
         "storage",
         "--name",
         "thief",
@@ -319,11 +322,11 @@ fn a_running_cluster_survives_garbage_and_strangers() {
         "--listen",
         "tcp:127.0.0.1:0",
     ]);
-    assert!(said.contains("belongs to cluster") && said.contains("hint:"), "{said}");
+    assert!(printed.contains("belongs to cluster") && printed.contains("hint:"), "{printed}");
 
     // The same name twice.
     let second = tempfile::tempdir().unwrap();
-    let (_, said) = refused(&[
+    let (_, printed) = refused(&[
         "storage",
         "--name",
         "storage-1",
@@ -334,7 +337,7 @@ fn a_running_cluster_survives_garbage_and_strangers() {
         "--listen",
         "tcp:127.0.0.1:0",
     ]);
-    assert!(said.contains("storage-1") && said.contains("hint:"), "{said}");
+    assert!(printed.contains("storage-1") && printed.contains("hint:"), "{printed}");
 
     assert!(fs::read(&file).unwrap() == bytes);
     drop(silent);

@@ -35,8 +35,8 @@ fn up_is_refused(cluster: &Cluster) -> String {
     assert!(!output.status.success(), "{}", text(&output.stdout));
     text(&output.stderr)
 }
-fn says(said: &str, all: &[&str]) {
-    assert!(all.iter().all(|part| said.contains(part)), "expected {all:?}: {said}");
+fn says(printed: &str, all: &[&str]) {
+    assert!(all.iter().all(|part| printed.contains(part)), "expected {all:?}: {printed}");
 }
 fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).unwrap().next().is_none()

@@ -27,8 +27,8 @@ fn a_cluster_grows_and_its_oldest_target_leaves() {
     let top = cluster.mount().to_path_buf();
     let refused = |args: &[&str], says: &str| {
         let output = cluster.try_run_weir(args);
-        let said = text(&output.stderr);
-        assert!(!output.status.success() && said.contains(says), "{args:?}: {said}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains(says), "{args:?}: {printed}");
     };
     let json = |args: &[&str]| -> serde_json::Value {
         serde_json::from_str(&cluster.run_weir(&[args, &["--json"]].concat())).unwrap()
@@ -40,8 +40,8 @@ fn a_cluster_grows_and_its_oldest_target_leaves() {
         old.push((path, data));
     }
     let mut writer = Writer::start(&top);
-    let said = cluster.run_weir(&["target", "drain", "t1", "--dry-run"]);
-    assert!(said.contains("24 wait: there is no target to take its place"), "{said}");
+    let printed = cluster.run_weir(&["target", "drain", "t1", "--dry-run"]);
+    assert!(printed.contains("24 wait: there is no target to take its place"), "{printed}");
 
     // Two more: new files are on all eight.
     refused(&["up", "--targets", "4"], "has 6 targets, not 4");
@@ -200,8 +200,8 @@ fn targets_share_the_space_of_their_own_file_system() {
     cluster.up();
     // t1 has a disk for itself; t2 and t3 share that of the cluster's directory, which others use, too.
     let free = |dir: PathBuf| {
-        let said = shell(&format!("df --output=avail -B1 {} | tail -1", dir.display()));
-        said.trim().parse::<f64>().unwrap()
+        let printed = shell(&format!("df --output=avail -B1 {} | tail -1", dir.display()));
+        printed.trim().parse::<f64>().unwrap()
     };
     wait_until("each target counts its part of the space", PATIENCE, || {
         let targets: serde_json::Value =

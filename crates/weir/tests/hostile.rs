@@ -32,8 +32,8 @@ use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
 use weir_proto::{
-    access, backup, births, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
-    lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
+    access, backup, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
+    local_creates, lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
 };
 
 /// The memory that a server may hold more after it all: its caches and the allocator's leftovers.

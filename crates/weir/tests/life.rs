@@ -117,9 +117,9 @@ fn a_dead_mount_is_replaced_quickly() {
     // Without a death it is refused.
     let mut alive = mount(true);
     assert!(!ends("a mount over a living one", &mut alive, PATIENCE).success());
-    let mut said = String::new();
-    alive.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains("alive"), "{said}");
+    let mut printed = String::new();
+    alive.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
+    assert!(printed.contains("alive"), "{printed}");
 
     cluster.kill("mount-1");
     assert_eq!(errno(fs::read(path.join("f"))), libc::ENOTCONN);

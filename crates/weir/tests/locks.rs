@@ -235,9 +235,9 @@ fn sqlite_from(mounts: usize, steps: usize) {
     };
     let ended = |mut child: Child| {
         let status = ends("a program that uses the database", &mut child, patience);
-        let mut said = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(status.success(), "{said}");
+        let mut printed = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut printed).unwrap();
+        assert!(status.success(), "{printed}");
     };
     ended(python(SQLITE_MAKE, &[&db(0)]));
     let begun = Instant::now();
@@ -289,8 +289,8 @@ fn hdf5_files_are_locked_by_their_writer_on_any_mount() {
     BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "open\n");
     for (file, mode) in [(&fb, "r"), (&fb, "a"), (&fa, "r")] {
-        let said = try_open(file, mode).unwrap_err();
-        assert!(said.contains("unable to lock file"), "{said}");
+        let printed = try_open(file, mode).unwrap_err();
+        assert!(printed.contains("unable to lock file"), "{printed}");
     }
     drop(writer.stdin.take());
     assert!(ends("the writer", &mut writer, PATIENCE).success());

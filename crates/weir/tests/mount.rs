@@ -275,7 +275,7 @@ for dir in /run /var/log /usr/local/sbin; do mount -t tmpfs none $dir; done
 ln -s "$WEIR" /usr/local/sbin/weir
 ended() { for _ in $(seq 600); do [ -d /proc/$1 ] || return 0; sleep 0.1; done; return 1; }
 mounted() { pid=$(grep -ho '"pid":[0-9]*' /run/weir/*.pid | cut -d: -f2); pids="$pids $pid"; }
-refused() { if "$@" 2> /run/said; then echo "not refused: $*"; exit 1; fi; }
+refused() { if "$@" 2> /run/printed; then echo "not refused: $*"; exit 1; fi; }
 pids=
 trap 'umount -l "$AT" 2> /dev/null || true; [ -z "$pids" ] || kill -9 $pids 2> /dev/null || true' EXIT
 echo "$SOURCE $AT fuse.weir _netdev,nofail,x-test,ro,noexec,memory-mib=64 0 0" > /run/fstab
@@ -286,7 +286,7 @@ findmnt -n -o OPTIONS "$AT" | tr , '\n' | grep -x -e ro -e nosuid -e nodev -e no
 cat "$AT/f"
 refused touch "$AT/f"
 refused mount -o remount,strictatime "$AT"
-grep -o 'strictatime.*' /run/said | head -1 | cut -c 1-11
+grep -o 'strictatime.*' /run/printed | head -1 | cut -c 1-11
 mount -o remount,rw "$AT"
 touch "$AT/f"
 umount "$AT"; ended $pid
@@ -300,7 +300,7 @@ ln -sf f "$AT/link"; refused cat "$AT/link"
 umount "$AT"; ended $pid
 refused mount -t fuse.weir "$SOURCE" "$AT" -o nonsense
 refused mount -t fuse.weir weir:/ "$AT" -o cluster=/run
-grep -o 'is not the directory of a cluster' /run/said
+grep -o 'is not the directory of a cluster' /run/printed
 "#;
 
 #[test]
@@ -316,10 +316,10 @@ fn mount_8_makes_changes_and_ends_mounts() {
         .args(["-m", "bash", "-euo", "pipefail", "-c", BY_MOUNT_8])
         .env("WEIR", env!("CARGO_BIN_EXE_weir"));
     let output = command.env("SOURCE", cluster.dir()).env("AT", at.path()).output().unwrap();
-    let said = common::text(&output.stdout);
-    assert!(output.status.success(), "{said}\n{}", common::text(&output.stderr));
+    let printed = common::text(&output.stdout);
+    assert!(output.status.success(), "{printed}\n{}", common::text(&output.stderr));
     let of_fstab = format!("fuse.weir {}", cluster.dir().display());
-    let shown: Vec<_> = said.lines().collect();
+    let shown: Vec<_> = printed.lines().collect();
     let expected = [
         of_fstab.as_str(),
         "nodev noexec nosuid ro",

@@ -264,7 +264,7 @@ fn holes_are_reported_and_copies_are_whole() {
     let at = 300 << 20;
     file.write_all_at(&bytes, at).unwrap();
     let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).unwrap();
-    assert!(data > at - (64 << 20) && data <= at, "data is said to begin at {data}, not near {at}");
+    assert!(data > at - (64 << 20) && data <= at, "SEEK_DATA found data at {data}, not near {at}");
     assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap(), 0);
     assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(at + 1)).unwrap(), at + 100_000);
     let error = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at + 100_000)).unwrap_err();

@@ -23,8 +23,8 @@ fn a_target_lost_for_good_is_replaced_while_programs_write() {
     let mut writer = Writer::start(&top);
     let refused = |args: &[&str], says: &str| {
         let output = cluster.try_run_weir(args);
-        let said = text(&output.stderr);
-        assert!(!output.status.success() && said.contains(says), "{args:?}: {said}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains(says), "{args:?}: {printed}");
     };
     refused(&["target", "gone", "t3", "--yes"], "t3 is in service");
     refused(&["target", "gone", "t9", "--yes"], "no target t9");
@@ -33,8 +33,8 @@ fn a_target_lost_for_good_is_replaced_while_programs_write() {
     fs::remove_dir_all(dir.join("t3")).unwrap();
     wait_until("t3 is down", PATIENCE, || cluster.status()["targets"][2]["state"] == "down");
     refused(&["target", "gone", "t3"], "--yes");
-    let said = cluster.run_weir(&["target", "gone", "t3", "--dry-run"]);
-    assert!(said.contains("go to other targets at once"), "{said}");
+    let printed = cluster.run_weir(&["target", "gone", "t3", "--dry-run"]);
+    assert!(printed.contains("go to other targets at once"), "{printed}");
     cluster.run_weir(&["target", "gone", "t3", "--yes"]);
     let rebuild =
         || -> serde_json::Value { serde_json::from_str(&cluster.run_weir(&["rebuild", "--json"])).unwrap() };

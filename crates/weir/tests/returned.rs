@@ -100,8 +100,8 @@ fn empty_or_old_targets_are_refilled_losses_are_errors() {
     let without_index = || {
         fs::remove_dir_all(target(2).join("index")).unwrap();
         let found = weir(&["inspect", "--check", target(2).to_str().unwrap()]);
-        let said = text(&found.stdout) + &text(&found.stderr);
-        assert!(!found.status.success() && said.contains("index"), "{said}");
+        let printed = text(&found.stdout) + &text(&found.stderr);
+        assert!(!found.status.success() && printed.contains("index"), "{printed}");
     };
     let changes: [(&str, &dyn Fn()); 2] = [
         ("one is an older copy, another one is empty", &old_and_empty),
@@ -140,9 +140,9 @@ fn empty_or_old_targets_are_refilled_losses_are_errors() {
     let status = cluster.status();
     assert_eq!(status["healthy"], false);
     let output = cluster.try_run_weir(&["status"]);
-    let said = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("data is lost") && said.contains("t1, t3, t5"), "{said}");
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("data is lost") && printed.contains("t1, t3, t5"), "{printed}");
 }
 
 #[test]
@@ -158,14 +158,14 @@ fn a_lost_disk_is_replaced_by_an_empty_directory() {
     fs::remove_dir_all(dir.join("t3")).unwrap();
     wait_until("t3 is down", PATIENCE, || cluster.status()["targets"][2]["state"] == "down");
     files.write_more(&top, 1000);
-    let said = text(&cluster.try_run_weir(&["status"]).stdout);
-    assert!(said.contains("`weir target replace`"), "{said}");
+    let printed = text(&cluster.try_run_weir(&["status"]).stdout);
+    assert!(printed.contains("`weir target replace`"), "{printed}");
 
     let new = dir.join("new disk");
     let refused = |target: &str, to: &Path, says: &str| {
         let output = cluster.try_run_weir(&["target", "replace", target, to.to_str().unwrap()]);
-        let said = text(&output.stderr);
-        assert!(!output.status.success() && said.contains(says), "{said}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains(says), "{printed}");
     };
     refused("t2", &new, "t2 is up");
     refused("t9", &new, "no target t9");

@@ -139,8 +139,8 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     let restore = |path: &str| -> Option<PathBuf> {
         let output = weir(&["volume", "restore", top.join(path).to_str().unwrap(), "--from", "s", "--json"]);
         assert!(output.status.success(), "{path}: {}", text(&output.stderr));
-        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-        said["kept"].as_str().map(PathBuf::from)
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        printed["kept"].as_str().map(PathBuf::from)
     };
     let newer = restore("small").unwrap();
     assert_eq!(fs::read(top.join("small")).unwrap(), b"small");
@@ -159,10 +159,10 @@ fn a_user_puts_back_what_was_in_a_snapshot() {
     }
     same_contents(&before, &top);
     let output = weir(&["volume", "restore", top.join("d").to_str().unwrap(), "--from", "never"]);
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert!(
-        said.contains("volume data has no snapshot \"never\"\nhint: it has, the newest first: s\n"),
-        "{said}"
+        printed.contains("volume data has no snapshot \"never\"\nhint: it has, the newest first: s\n"),
+        "{printed}"
     );
 }
 
@@ -190,11 +190,11 @@ fn a_restore_that_is_killed_loses_nothing() {
     fs::write(now.join("a"), "newer").unwrap();
     fs::write(now.join("made since"), "new").unwrap();
     // A cp that copies a half, reports its pid, and stops.
-    let (cp, said) = (tools.join("cp"), tools.join("pid"));
-    let copying = Announced(said.clone());
+    let (cp, printed) = (tools.join("cp"), tools.join("pid"));
+    let copying = Announced(printed.clone());
     let script = format!(
         "#!/bin/sh\nmkdir \"$5\"\necho $$ > {0}.new\nmv {0}.new {0}\nexec sleep 1000\n",
-        said.display()
+        printed.display()
     );
     fs::write(&cp, script).unwrap();
     fs::set_permissions(&cp, fs::Permissions::from_mode(0o755)).unwrap();
@@ -205,7 +205,7 @@ fn a_restore_that_is_killed_loses_nothing() {
     };
     let path = std::env::var("PATH").unwrap();
     let mut begun = command(format!("{}:{path}", tools.display())).spawn().unwrap();
-    wait_until("it copies", PATIENCE, || said.exists());
+    wait_until("it copies", PATIENCE, || printed.exists());
     begun.kill().unwrap();
     begun.wait().unwrap();
     drop(copying);

@@ -29,8 +29,8 @@ fn wait_shown(cluster: &Cluster, (severity, about): (&str, &str), exit: i32, wor
     while began.elapsed() < PATIENCE {
         let (status, code) = cluster.status_and_exit();
         shown = find(&status, severity, about);
-        if let Some(said) = shown.take_if(|said| said.contains(words) && code == exit) {
-            return said;
+        if let Some(printed) = shown.take_if(|printed| printed.contains(words) && code == exit) {
+            return printed;
         }
     }
     panic!("{severity} about {about} with {words:?} and exit status {exit}: {shown:?}");
@@ -177,15 +177,15 @@ fn a_hanging_process_is_named_and_delays_no_answer() {
     wait_healthy(&cluster);
     {
         let _mount = cluster.stop("mount-1");
-        let said = wait_reported(&cluster, "warning", "mount-1", 1);
-        assert!(said.contains("does not answer: see whether its process is stopped"), "{said}");
+        let printed = wait_reported(&cluster, "warning", "mount-1", 1);
+        assert!(printed.contains("does not answer: see whether its process is stopped"), "{printed}");
     }
     wait_healthy(&cluster);
     {
         let _mover = cluster.stop("mover-1");
-        let said = wait_reported(&cluster, "warning", "mover-1", 1);
-        assert!(said.starts_with("mover mover-1 has reported nothing for "), "{said}");
-        assert!(said.contains("see whether it is stopped; its log is "), "{said}");
+        let printed = wait_reported(&cluster, "warning", "mover-1", 1);
+        assert!(printed.starts_with("mover mover-1 has reported nothing for "), "{printed}");
+        assert!(printed.contains("see whether it is stopped; its log is "), "{printed}");
     }
     wait_healthy(&cluster);
     {
@@ -194,8 +194,8 @@ fn a_hanging_process_is_named_and_delays_no_answer() {
         let (status, code) = cluster.status_and_exit();
         let took = asked.elapsed();
         assert_eq!(code, 2, "{status:#}");
-        let said = find(&status, "critical", "root").unwrap();
-        assert!(said.contains("the metadata server of namespace \"root\" does not answer"), "{said}");
+        let printed = find(&status, "critical", "root").unwrap();
+        assert!(printed.contains("the metadata server of namespace \"root\" does not answer"), "{printed}");
         // Two seconds, and what a busy machine adds.
         assert!(took < Duration::from_secs(5), "{took:?}");
     }
@@ -217,8 +217,8 @@ fn backups_and_exports_that_fail_are_named() {
     wait_healthy(cluster);
     let elsewhere = place.with_file_name("elsewhere");
     fs::rename(&place, &elsewhere).unwrap();
-    let said = wait_reported(cluster, "warning", "data", 1);
-    assert!(said.contains("there is no directory"), "{said}");
+    let printed = wait_reported(cluster, "warning", "data", 1);
+    assert!(printed.contains("there is no directory"), "{printed}");
     fs::rename(&elsewhere, &place).unwrap();
     wait_healthy(cluster);
 
@@ -227,10 +227,10 @@ fn backups_and_exports_that_fail_are_named() {
     fs::write(small.path().join("filler"), [1; 4096]).unwrap();
     let dir = small.path().display().to_string();
     bench.run_weir(&["namespace", "export", &dir, "--every", "1h"]);
-    let said = wait_reported(cluster, "warning", "root", 1);
+    let printed = wait_reported(cluster, "warning", "root", 1);
     assert!(
-        said.starts_with(&format!("the metadata of namespace \"root\" was not exported to {dir}: ")),
-        "{said}"
+        printed.starts_with(&format!("the metadata of namespace \"root\" was not exported to {dir}: ")),
+        "{printed}"
     );
     bench.run_weir(&["namespace", "export", "--off"]);
     wait_healthy(cluster);
@@ -250,12 +250,12 @@ fn a_disk_of_metadata_that_gets_full_is_named() {
     let filler = fs::File::create(disk.path().join("filler")).unwrap();
     rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, free - all * 3 / 100).unwrap();
     // One after the other reports it.
-    let mut said = String::new();
+    let mut printed = String::new();
     wait_until("both name their disk", PATIENCE, || {
-        said = wait_reported(&cluster, "warning", "coord", 1);
-        said.starts_with("the disk of coord, meta is 9")
+        printed = wait_reported(&cluster, "warning", "coord", 1);
+        printed.starts_with("the disk of coord, meta is 9")
     });
-    assert!(said.contains("% full (") && said.contains(" free, directory "), "{said}");
+    assert!(printed.contains("% full (") && printed.contains(" free, directory "), "{printed}");
     drop(filler);
     fs::remove_file(disk.path().join("filler")).unwrap();
     wait_healthy(&cluster);
@@ -389,8 +389,8 @@ fn a_console_of_weir_up_notes_events_that_can_be_muted() {
     assert_eq!(api("/api/v1/space")["days_to_full"], Value::Null, "an hour has not passed");
     assert_eq!(api("/api/v1/proof")["targets"].as_array().unwrap().len(), 6);
     cluster.kill("console");
-    let said = wait_reported(&cluster, "warning", "console", 1);
-    assert!(said.starts_with("the console is not running"), "{said}");
+    let printed = wait_reported(&cluster, "warning", "console", 1);
+    assert!(printed.starts_with("the console is not running"), "{printed}");
 }
 
 #[test]

@@ -248,9 +248,9 @@ fn weir_down_ends_calls_that_wait_and_says_so() {
     });
     let down = cluster.try_run_weir(&["down", "--json"]);
     assert!(down.status.success(), "{}", text(&down.stderr));
-    let said: serde_json::Value = serde_json::from_slice(&down.stdout).unwrap();
-    assert_eq!(said["ended_calls"], serde_json::json!({ "mount-1": 1 }), "{said}");
-    assert_eq!(said["killed"], serde_json::json!([]), "{said}");
+    let printed: serde_json::Value = serde_json::from_slice(&down.stdout).unwrap();
+    assert_eq!(printed["ended_calls"], serde_json::json!({ "mount-1": 1 }), "{printed}");
+    assert_eq!(printed["killed"], serde_json::json!([]), "{printed}");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(cluster.mount().to_str().unwrap()), "{mounts}");
     assert!(!ends("a program that waited", &mut list, Duration::from_secs(60)).success());
@@ -283,10 +283,10 @@ fn weir_down_keeps_data_that_cannot_be_saved() {
     let dir = cluster.dir();
     let down = ["down", "--dir", dir.to_str().unwrap()];
     let refused = weir(&down);
-    let said = text(&refused.stderr);
-    assert!(!refused.status.success(), "{said}");
-    assert!(said.contains("mount-1 holds ") && said.contains("nothing was stopped"), "{said}");
-    assert!(said.contains("--lose-unsaved"), "{said}");
+    let printed = text(&refused.stderr);
+    assert!(!refused.status.success(), "{printed}");
+    assert!(printed.contains("mount-1 holds ") && printed.contains("nothing was stopped"), "{printed}");
+    assert!(printed.contains("--lose-unsaved"), "{printed}");
     assert!(cluster.pid("mount-1").is_some() && cluster.pid("meta").is_some());
     drop(stopped);
     let downed = weir(&down);

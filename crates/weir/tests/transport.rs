@@ -196,9 +196,9 @@ fn a_mount_without_a_ring_says_why_and_what_to_do() {
     cluster.mounts.push(cluster.dir().parent().unwrap().join("mnt"));
     let refused = up(&cluster, &[], "uring");
     assert!(!refused.status.success());
-    let said = text(&refused.stderr);
-    assert!(said.contains("the kernel offers no FUSE over io_uring"), "{said}");
-    assert!(said.contains("enable_uring"), "{said}");
+    let printed = text(&refused.stderr);
+    assert!(printed.contains("the kernel offers no FUSE over io_uring"), "{printed}");
+    assert!(printed.contains("enable_uring"), "{printed}");
     assert!(!shell("cat /proc/self/mountinfo").contains(cluster.mount().to_str().unwrap()));
     let mounted = up(&cluster, &[], "auto");
     assert!(mounted.status.success(), "{}", text(&mounted.stderr));
@@ -218,8 +218,11 @@ fn a_ring_that_memory_limits_forbid_is_an_error() {
     let limited =
         ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "prlimit", "--memlock=4096:4096"];
     let refused = up(&cluster, &limited, "uring");
-    let said = text(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("io_uring") && said.contains("memory"), "{said}");
+    let printed = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && printed.contains("io_uring") && printed.contains("memory"),
+        "{printed}"
+    );
     let mounted = up(&cluster, &limited, "auto");
     assert!(mounted.status.success(), "{}", text(&mounted.stderr));
     assert!(log(&cluster).contains("requests come by /dev/fuse"), "{}", log(&cluster));

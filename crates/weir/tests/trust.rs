@@ -59,34 +59,40 @@ fn root_of_a_joined_machine_is_not_root_without_a_rule() {
 fn a_stranger_gets_nothing_over_the_network() {
     let Some(machines) = Machines::cluster() else { return };
     let there = "tcp:10.77.0.1:7000";
-    let (code, said) = machines.refused(5, &["status", "--coordinator", there]);
-    assert!(code == 5 && said.contains("certificate") && said.contains("hint:"), "{code}: {said}");
-    let (_, said) = machines.refused(5, &["volume", "create", "v", "/v", "--coordinator", there]);
-    assert!(said.contains("certificate"), "{said}");
+    let (code, printed) = machines.refused(5, &["status", "--coordinator", there]);
+    assert!(code == 5 && printed.contains("certificate") && printed.contains("hint:"), "{code}: {printed}");
+    let (_, printed) = machines.refused(5, &["volume", "create", "v", "/v", "--coordinator", there]);
+    assert!(printed.contains("certificate"), "{printed}");
     let target = machines.path("stolen");
     let role = ["storage", "--dir", &target, "--coordinator", there];
-    let (code, said) = machines.refused(5, &role);
+    let (code, printed) = machines.refused(5, &role);
     assert!(
-        code == 5 && said.contains("without a certificate") && said.contains("weir join"),
-        "{code}: {said}"
+        code == 5 && printed.contains("without a certificate") && printed.contains("weir join"),
+        "{code}: {printed}"
     );
-    let (_, said) = machines.refused(5, &[&role[..], &["--listen", "tcp:127.0.0.1:0"]].concat());
-    assert!(said.contains("takes only nodes that have a certificate"), "{said}");
+    let (_, printed) = machines.refused(5, &[&role[..], &["--listen", "tcp:127.0.0.1:0"]].concat());
+    assert!(printed.contains("takes only nodes that have a certificate"), "{printed}");
 
     // A node has only the roles of its certificate.
-    let (code, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
-    assert!(code == 5 && said.contains("is a mount, which may not send GetEnrolment"), "{code}: {said}");
+    let (code, printed) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
+    assert!(
+        code == 5 && printed.contains("is a mount, which may not send GetEnrolment"),
+        "{code}: {printed}"
+    );
     let stolen = format!("{}/node.pem", machines.path("n4"));
     let posing = format!(
         "[cluster]\ncoordinators = [\"{there}\"]\n[node]\nname = \"s1\"\ncertificate = \"{stolen}\"\n[storage]\ntargets = [\"{target}\"]\n"
     );
     let config = machines.path("posing.toml");
     fs::write(&config, posing).unwrap();
-    let (_, said) = machines.refused(4, &["storage", "--config", &config]);
-    assert!(said.contains("is for mount, not for storage"), "{said}");
+    let (_, printed) = machines.refused(4, &["storage", "--config", &config]);
+    assert!(printed.contains("is for mount, not for storage"), "{printed}");
     shell(&format!("chmod 644 {stolen}"));
-    let (_, said) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
-    assert!(said.contains("others can read the private key") && said.contains("chmod 600"), "{said}");
+    let (_, printed) = machines.refused(4, &["node", "list", "--dir", &machines.path("n4")]);
+    assert!(
+        printed.contains("others can read the private key") && printed.contains("chmod 600"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -103,20 +109,23 @@ fn operators_and_auditors_may_less_than_administrators() {
         machines.done(5, &["status", "--dir", dir]);
         machines.done(5, &["node", "list", "--dir", dir]);
         machines.done(5, &["volume", "list", "--dir", dir]);
-        let (code, said) = machines.refused(5, &["volume", "create", "v", "/v", "--dir", dir]);
-        assert!(code == 5 && said.contains("which may not send"), "{code}: {said}");
-        let (code, said) = machines.refused(5, &["token", "create", "--role", "storage", "--dir", dir]);
+        let (code, printed) = machines.refused(5, &["volume", "create", "v", "/v", "--dir", dir]);
+        assert!(code == 5 && printed.contains("which may not send"), "{code}: {printed}");
+        let (code, printed) = machines.refused(5, &["token", "create", "--role", "storage", "--dir", dir]);
         assert!(
-            code == 5 && (said.contains("mounts only") || said.contains("may not send TokenCreate")),
-            "{said}"
+            code == 5 && (printed.contains("mounts only") || printed.contains("may not send TokenCreate")),
+            "{printed}"
         );
     }
     machines.done(5, &["token", "create", "--role", "mount", "--dir", operator]);
-    let (_, said) = machines.refused(5, &["node", "remove", "s1", "--dir", operator]);
-    assert!(said.contains("mounts only"), "{said}");
+    let (_, printed) = machines.refused(5, &["node", "remove", "s1", "--dir", operator]);
+    assert!(printed.contains("mounts only"), "{printed}");
     machines.done(5, &["node", "remove", "n4", "--dir", operator]);
-    let (code, said) = machines.refused(5, &["token", "create", "--role", "mount", "--dir", auditor]);
-    assert!(code == 5 && said.contains("is an auditor, which may not send TokenCreate"), "{code}: {said}");
+    let (code, printed) = machines.refused(5, &["token", "create", "--role", "mount", "--dir", auditor]);
+    assert!(
+        code == 5 && printed.contains("is an auditor, which may not send TokenCreate"),
+        "{code}: {printed}"
+    );
 }
 
 #[test]
@@ -128,8 +137,8 @@ fn a_token_admits_its_node_and_no_other() {
     };
     let refused = |machine, token: &str, name, why: &str| {
         let output = join(machine, token, name);
-        let said = text(&output.stderr);
-        assert!(!output.status.success() && said.contains(why), "{said} lacks {why:?}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains(why), "{printed} lacks {why:?}");
     };
     let once = machines.token(&["--role", "mount"]);
     assert!(join(5, &once, "n5").status.success());
@@ -174,8 +183,8 @@ fn a_removed_node_is_cut_off() {
     machines.done(4, &["unmount", "--lazy", machines.mount().to_str().unwrap()]);
     machines.kill("n4");
     let config = format!("{}/mount.toml", machines.path("n4"));
-    let (code, said) = machines.refused(4, &["mount", "--config", &config]);
-    assert!(code == 5 && said.contains("n4 was removed from the cluster"), "{code}: {said}");
+    let (code, printed) = machines.refused(4, &["mount", "--config", &config]);
+    assert!(code == 5 && printed.contains("n4 was removed from the cluster"), "{code}: {printed}");
     // The name is free again.
     fs::rename(machines.path("n4"), machines.path("n4-before")).unwrap();
     machines.join_mount();
@@ -195,8 +204,8 @@ fn users_of_a_joined_machine_ask_through_their_mount() {
     };
     let refused = |uid, args: &[&str], why: &str| {
         let output = machines.as_user(uid, args);
-        let said = text(&output.stderr);
-        assert!(!output.status.success() && said.contains(why), "{args:?}: {said} lacks {why:?}");
+        let printed = text(&output.stderr);
+        assert!(!output.status.success() && printed.contains(why), "{args:?}: {printed} lacks {why:?}");
     };
     assert!(done(1001, &["volume", "list"]).contains("/v"));
     let shown: serde_json::Value =
@@ -262,10 +271,10 @@ fn the_authority_is_replaced_while_nodes_run() {
 
     // Certificates and tokens of the old one are worth nothing.
     let there = "tcp:10.77.0.1:7000";
-    let (code, said) = machines.refused(5, &["status", "--coordinator", there, "--certificate", &stolen]);
-    assert!(code == 5 && said.contains("authority"), "{code}: {said}");
-    let (_, said) = machines.refused(5, &["join", &early, "--dir", &machines.path("n5"), "--name", "n5"]);
-    assert!(said.contains("not the one that the token is for"), "{said}");
+    let (code, printed) = machines.refused(5, &["status", "--coordinator", there, "--certificate", &stolen]);
+    assert!(code == 5 && printed.contains("authority"), "{code}: {printed}");
+    let (_, printed) = machines.refused(5, &["join", &early, "--dir", &machines.path("n5"), "--name", "n5"]);
+    assert!(printed.contains("not the one that the token is for"), "{printed}");
     let token = machines.token(&["--role", "mount"]);
     machines.done(5, &["join", &token, "--dir", &machines.path("n6"), "--name", "n6"]);
     let admin = format!("{dir}/admin.pem");

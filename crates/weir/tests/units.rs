@@ -41,9 +41,9 @@ fn a_role_notifies_systemd_that_it_serves_and_lives() {
     while ready.is_none() || beats < 3 {
         let mut bytes = [0; 4096];
         let len = systemd.recv(&mut bytes).expect("the role says that it serves, and that it lives");
-        let said = String::from_utf8_lossy(&bytes[..len]).into_owned();
-        beats += usize::from(said == "WATCHDOG=1");
-        ready = ready.or(said.strip_prefix("READY=1\nSTATUS=").map(str::to_owned));
+        let message = String::from_utf8_lossy(&bytes[..len]).into_owned();
+        beats += usize::from(message == "WATCHDOG=1");
+        ready = ready.or(message.strip_prefix("READY=1\nSTATUS=").map(str::to_owned));
     }
     assert!(ready.unwrap().contains("c1 serves: "));
     shell(&format!("kill -TERM {}", role.0.id()));
@@ -68,6 +68,6 @@ fn an_error_in_the_journal_has_its_priority() {
     assert!(log.contains("<3>error: no target directory is named\n<3>hint: "), "{log}");
     assert!(log.lines().all(|line| line.starts_with('<')), "{log}");
     let ended = Command::new(PROGRAM).args(["storage"]).env("NOTIFY_SOCKET", "relative").output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert!(said.contains("NOTIFY_SOCKET is \"relative\"") && said.contains("hint: "), "{said}");
+    let printed = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(printed.contains("NOTIFY_SOCKET is \"relative\"") && printed.contains("hint: "), "{printed}");
 }

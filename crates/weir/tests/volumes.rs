@@ -60,16 +60,16 @@ fn nothing_moves_from_one_volume_into_another() {
     );
     assert_eq!(volume(&cluster, &["show", "home"])["path"], "/beamline/moved");
 
-    let (code, said) = refused(&cluster, &["delete", "beamline", "--force"]);
-    assert!(code == 4 && said.contains("\"home\" lies in"), "{said}");
-    let (_, said) = refused(&cluster, &["show", "bemline"]);
-    assert!(said.contains("hint: `weir volume list`"), "{said}");
-    let (code, said) = refused(&cluster, &["create", "a/b"]);
-    assert!(code == 2 && said.contains("letters, digits"), "{said}");
-    let (code, said) = refused(&cluster, &["create", "x", "/not/there"]);
-    assert!(code == 3 && said.contains("there is no \"not\""), "{said}");
-    let (code, said) = refused(&cluster, &["quota", "beamline", "--bytes", "10XB"]);
-    assert!(code == 2 && said.contains("10XB"), "{said}");
+    let (code, printed) = refused(&cluster, &["delete", "beamline", "--force"]);
+    assert!(code == 4 && printed.contains("\"home\" lies in"), "{printed}");
+    let (_, printed) = refused(&cluster, &["show", "bemline"]);
+    assert!(printed.contains("hint: `weir volume list`"), "{printed}");
+    let (code, printed) = refused(&cluster, &["create", "a/b"]);
+    assert!(code == 2 && printed.contains("letters, digits"), "{printed}");
+    let (code, printed) = refused(&cluster, &["create", "x", "/not/there"]);
+    assert!(code == 3 && printed.contains("there is no \"not\""), "{printed}");
+    let (code, printed) = refused(&cluster, &["quota", "beamline", "--bytes", "10XB"]);
+    assert!(code == 2 && printed.contains("10XB"), "{printed}");
     volume(&cluster, &["rename", "home", "homes"]);
     volume(&cluster, &["delete", "homes"]);
     assert!(!inside.join("moved").exists());
@@ -178,8 +178,8 @@ fn a_limit_of_0_is_nothing_at_all_and_none_removes_it() {
     assert_eq!((&rows[0]["id"], &rows[0]["files_and_directories"]), (&0.into(), &3.into()), "{rows}");
     // Options that would mean the opposite of their wording.
     for wrong in [["--trash", "0"], ["--snapshots", "0s"]] {
-        let (code, said) = refused(&cluster, &["policy", "v", wrong[0], wrong[1]]);
-        assert!(code == 2 && said.contains("or none"), "{said}");
+        let (code, printed) = refused(&cluster, &["policy", "v", wrong[0], wrong[1]]);
+        assert!(code == 2 && printed.contains("or none"), "{printed}");
     }
 }
 
@@ -198,8 +198,8 @@ fn a_deleted_volume_goes_to_its_end_also_after_a_restart() {
         }
     }
     let mut held = fs::File::open(inside.join("d9/f299")).unwrap();
-    let (code, said) = refused(&cluster, &["delete", "v"]);
-    assert!(code == 4 && said.contains("hint: --force"), "{said}");
+    let (code, printed) = refused(&cluster, &["delete", "v"]);
+    assert!(code == 4 && printed.contains("hint: --force"), "{printed}");
     assert_eq!(volume(&cluster, &["delete", "v", "--force"])["deleting"], true);
     cluster.kill("meta");
     cluster.up();
@@ -251,10 +251,10 @@ fn new_files_are_kept_as_their_volume_says() {
     for (seed, path) in [(1, safe.join("f")), (2, v.join("before")), (3, v.join("d/f"))] {
         assert_eq!(fs::read(&path).unwrap(), pattern(seed, 3_000_000), "{}", path.display());
     }
-    let (code, said) = refused(&cluster, &["policy", "v", "--scheme", "ec:8+2"]);
-    assert!(code == 2 && said.contains("needs 10 targets"), "{said}");
-    let (code, said) = refused(&cluster, &["policy", "v", "--pool", "fast"]);
-    assert!(code == 3 && said.contains("hint: there are the pools"), "{said}");
+    let (code, printed) = refused(&cluster, &["policy", "v", "--scheme", "ec:8+2"]);
+    assert!(code == 2 && printed.contains("needs 10 targets"), "{printed}");
+    let (code, printed) = refused(&cluster, &["policy", "v", "--pool", "fast"]);
+    assert!(code == 3 && printed.contains("hint: there are the pools"), "{printed}");
     volume(&cluster, &["policy", "v", "--default"]);
     fs::write(v.join("after"), pattern(4, 3_000_000)).unwrap();
     assert_eq!(layout(&v.join("after")), "ec:4+2");
@@ -280,12 +280,13 @@ fn a_report_lists_what_is_present_and_its_sums_agree() {
     fs::write(inside.join("empty"), b"").unwrap();
     shell(&format!("sync -f {}", inside.display()));
     let dir = cluster.dir();
-    let said = |args: &[&str]| {
+    let printed_by = |args: &[&str]| {
         let output = weir(&[&["report"], args, &["--dir", dir.to_str().unwrap()]].concat());
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
         text(&output.stdout)
     };
-    let report = |args: &[&str]| serde_json::from_str::<Value>(&said(&[args, &["--json"]].concat())).unwrap();
+    let report =
+        |args: &[&str]| serde_json::from_str::<Value>(&printed_by(&[args, &["--json"]].concat())).unwrap();
     let v = report(&["v"]);
     let n = |v: &Value, key: &str| v[key].as_u64().unwrap_or_else(|| panic!("{key} in {v:#}"));
     assert_eq!((n(&v, "files"), n(&v, "files_inline"), n(&v, "symlinks")), (22, 20, 1));
@@ -306,10 +307,10 @@ fn a_report_lists_what_is_present_and_its_sums_agree() {
     let below = report(&["/v/d"]);
     assert_eq!((n(&below, "files"), n(&below, "directories"), n(&below, "entries")), (21, 1, 22));
     assert_eq!(n(&report(&["-0", "v"]), "files"), 21);
-    let plain = said(&["v", "--block-size=1"]);
+    let plain = printed_by(&["v", "--block-size=1"]);
     assert!(plain.contains("6000000") && plain.contains("FULLEST DIRECTORIES"), "{plain}");
     let file = dir.join("report.txt");
-    assert_eq!(said(&["v", "-0", "--output", file.to_str().unwrap()]), "");
+    assert_eq!(printed_by(&["v", "-0", "--output", file.to_str().unwrap()]), "");
     assert!(fs::read_to_string(&file).unwrap().contains("wasted space"));
     let output = weir(&["report", "/v/not", "--dir", dir.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3), "{output:?}");

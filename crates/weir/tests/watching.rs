@@ -56,12 +56,12 @@ fn why(cluster: &Cluster, what: &str) -> String {
 }
 
 fn wait_why(cluster: &Cluster, what: &str, words: &[&str]) -> String {
-    let mut said = String::new();
+    let mut printed = String::new();
     wait_until(&format!("`weir why {what}` says {words:?}"), PATIENCE, || {
-        said = why(cluster, what);
-        words.iter().all(|word| said.contains(word))
+        printed = why(cluster, what);
+        words.iter().all(|word| printed.contains(word))
     });
-    said
+    printed
 }
 
 #[test]
@@ -111,10 +111,10 @@ fn a_stopped_target_is_why_a_write_waits() {
     // On a busy machine parts of the file are still being sent.
     wait_until("nothing waits", PATIENCE, || cluster.run_weir(&["why", "slow"]).contains("nothing waits"));
     let stopped = cluster.stop("storage-2");
-    let said = wait_why(&cluster, "slow", &["storage-2"]);
+    let printed = wait_why(&cluster, "slow", &["storage-2"]);
     assert!(
-        said.contains("to do: check the process of storage-2") || said.contains("starts it again"),
-        "{said}"
+        printed.contains("to do: check the process of storage-2") || printed.contains("starts it again"),
+        "{printed}"
     );
     drop(stopped);
 }
@@ -130,8 +130,8 @@ fn a_lease_that_is_not_returned_names_its_mount() {
     wait_until("the file is there", PATIENCE, || Path::new(&here).exists());
     let stopped = cluster.stop("mount-2");
     let reader = Program::start(&format!("exec cat {}", here.display()), 0);
-    let said = wait_why(&cluster, "slow", &["mount-2:", "to return its lease"]);
-    assert!(said.contains("mount-1:"), "the reader's call is the end of the chain: {said}");
+    let printed = wait_why(&cluster, "slow", &["mount-2:", "to return its lease"]);
+    assert!(printed.contains("mount-1:"), "the reader's call is the end of the chain: {printed}");
     let pid = reader.0.id().to_string();
     let of_process = json(&cluster, &["why", &pid]);
     let chain = of_process["chain"].to_string();
@@ -150,18 +150,18 @@ fn a_full_volume_and_a_dead_home_are_named() {
     volume(cluster, &["create", "small", "--bytes", "1MiB"]);
     let full = cluster.mount().join("small/f");
     fs::write(&full, pattern(1, 1 << 20)).unwrap();
-    let said = wait_why(cluster, full.to_str().unwrap(), &["volume small is full (1.00 MiB of 1.00 MiB)"]);
+    let printed = wait_why(cluster, full.to_str().unwrap(), &["volume small is full (1.00 MiB of 1.00 MiB)"]);
     assert!(
-        said.contains("to do: delete files there, or raise the limit with `weir volume quota small`"),
-        "{said}"
+        printed.contains("to do: delete files there, or raise the limit with `weir volume quota small`"),
+        "{printed}"
     );
 
     bench.relate();
     bench.wait_state("synced");
     fs::rename(&bench.home, bench.home.with_file_name("elsewhere")).unwrap();
     fs::write(bench.data.join("new"), pattern(2, 1 << 20)).unwrap();
-    let said = wait_why(cluster, "slow", &[&format!("there is no directory {}", bench.url())]);
-    assert!(said.contains("to do: make or mount it"), "{said}");
+    let printed = wait_why(cluster, "slow", &[&format!("there is no directory {}", bench.url())]);
+    assert!(printed.contains("to do: make or mount it"), "{printed}");
 }
 
 /// A home in memory that is full soon, and mounted until this goes.
@@ -198,14 +198,14 @@ fn a_support_archive_has_neither_names_of_files_nor_secrets() {
     let made = |name: &str, more: &[&str]| {
         let archive = out.path().join(name);
         let output = archive.display().to_string();
-        let said = cluster.run_weir(&[&["support", "--output", &output], more].concat());
+        let printed = cluster.run_weir(&[&["support", "--output", &output], more].concat());
         let dir = out.path().join(format!("{name}-opened"));
         fs::create_dir(&dir).unwrap();
         shell(&format!("tar -xzf {output} -C {}", dir.display()));
-        (said, dir.join("weir-support"))
+        (printed, dir.join("weir-support"))
     };
-    let (said, dir) = made("plain.tar.gz", &[]);
-    assert!(said.contains("Names of files and secrets were removed"), "{said}");
+    let (printed, dir) = made("plain.tar.gz", &[]);
+    assert!(printed.contains("Names of files and secrets were removed"), "{printed}");
     let all = shell(&format!("cat $(find {} -type f)", dir.display()));
     assert!(!all.contains("patient-7"), "a name is in it");
     for secret in [key.as_str(), "PRIVATE KEY"] {

@@ -146,7 +146,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         grid.there.shutdown().await?;
         measured.map(|()| (grid.rows, grid.bad, grid.notes))
     })?;
-    let said = [
+    let common = [
         "rows without a choice: the mover's own, three runs in turns with three of the baseline, the best fixed choice",
         "rows with a choice: one run; \"at most\": not waited for, because another was faster before",
         "delay: added to each round trip; the rate of the link is not limited",
@@ -164,7 +164,7 @@ pub fn measure(options: &super::Options, stage: &Stage) -> Outcome<Report> {
         rows,
         bad: bad.len() as u64,
         first_bad: bad.first().cloned(),
-        notes: said.into_iter().map(str::to_owned).chain(notes).collect(),
+        notes: common.into_iter().map(str::to_owned).chain(notes).collect(),
     })
 }
 

@@ -71,12 +71,12 @@ impl Data {
         let place = view.place(index);
         let report = self.cluster.report_full(place.target, place.group);
         let (moves, then) = match self.env.clock.timeout(ASK_PATIENCE, report).await {
-            Ok(Ok(said)) if said.moves => {
-                let to = said.to.map_or_else(String::new, |to| format!(" to {to}"));
-                let why = if said.why.is_empty() { String::new() } else { format!(" ({})", said.why) };
+            Ok(Ok(reply)) if reply.moves => {
+                let to = reply.to.map_or_else(String::new, |to| format!(" to {to}"));
+                let why = if reply.why.is_empty() { String::new() } else { format!(" ({})", reply.why) };
                 (true, format!("; its place in {} moves{to}{why}: `weir rebuild` shows how far", place.group))
             }
-            Ok(Ok(said)) => (false, format!("; its place in {} cannot move: {}", place.group, said.why)),
+            Ok(Ok(reply)) => (false, format!("; its place in {} cannot move: {}", place.group, reply.why)),
             // The coordinator is away, or older.
             Ok(Err(_)) | Err(_) => (false, String::new()),
         };

@@ -6,7 +6,7 @@ use crate::inode::Inline;
 use crate::plan;
 use crate::types::{SetAttrs, SetTime};
 use bytes::Bytes;
-use weir_proto::births::Birth as CreateMessage;
+use weir_proto::local_creates::LocalCreate;
 use weir_proto::meta::{Attr, Cred, FileKind, INLINE_MAX, Time};
 use weir_proto::posix::{Change, MayWrite, Owned, has_privileges};
 use weir_proto::{Error, InodeId};
@@ -116,10 +116,10 @@ impl State {
     }
 
     /// The report, with all that was changed up to now.
-    pub fn create_message(&self, ino: InodeId, name: &Bytes, report: CreateReport) -> CreateMessage {
+    pub fn create_message(&self, ino: InodeId, name: &Bytes, report: CreateReport) -> LocalCreate {
         let attr = self.attr.as_ref().expect("a file that was created locally has attributes");
         let local = report.content.as_ref().map(|(_, local)| local);
-        CreateMessage {
+        LocalCreate {
             ino,
             name: name.clone(),
             mode: attr.mode,
@@ -171,7 +171,7 @@ impl State {
     }
 
     /// It is reported again, or named on a new connection: with its present number of opens.
-    pub fn report_again(&mut self, message: Option<&mut CreateMessage>) {
+    pub fn report_again(&mut self, message: Option<&mut LocalCreate>) {
         let Some(clean) = self.local.report.as_ref().map(|report| report.clean) else { return };
         let (open_read, open_write) = self.opens_to_report(clean);
         if let Some(report) = &mut self.local.report {

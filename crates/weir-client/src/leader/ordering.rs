@@ -4,8 +4,8 @@
 //! reason.
 use weir_proto::Request;
 use weir_proto::backup::*;
-use weir_proto::births::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::coord::GetAudit;
+use weir_proto::local_creates::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::lock::{CancelLock, ListLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};

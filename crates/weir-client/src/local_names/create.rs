@@ -6,7 +6,7 @@ use crate::types::{NewMode, OpenMode, Opened, SetAttrs, Stat};
 use crate::wall_time;
 use bytes::Bytes;
 use std::sync::Arc;
-use weir_proto::births::{LeaseNames, NamesLeased};
+use weir_proto::local_creates::{LeaseNames, NamesLeased};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Cred, Entry, FileKind, Lease, LeaseKind, NAME_MAX, Time};
 use weir_proto::posix::Inherited;

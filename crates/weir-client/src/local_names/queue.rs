@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_env::Instant;
-use weir_proto::births::{BIRTHS_MAX, NUMBERS_MAX, NUMBERS_MIN};
+use weir_proto::local_creates::{BATCH_FILES_MAX, NUMBERS_MAX, NUMBERS_MIN};
 use weir_proto::map::Layout;
 use weir_proto::meta::{Attr, Cred, Time};
 use weir_proto::posix::Owned;
@@ -248,7 +248,7 @@ impl Queue {
         let Some(d) = self.dirs.get_mut(&dir) else { return Vec::new() };
         let first = d.unsent.front().cloned();
         let is_alike = |next: &&Unreported| first.as_ref().is_some_and(|first| first.is_like(next));
-        let count = d.unsent.iter().take(BIRTHS_MAX).take_while(is_alike).count();
+        let count = d.unsent.iter().take(BATCH_FILES_MAX).take_while(is_alike).count();
         let batch: Vec<Unreported> = d.unsent.drain(..count).collect();
         d.sent = batch.first().map(|first| first.serial);
         d.hurried &= !d.unsent.is_empty();
@@ -321,7 +321,7 @@ impl Queue {
     }
     /// Whether the directory's unreported files should be sent now.
     pub fn is_urgent(&self, dir: InodeId) -> bool {
-        self.dirs.get(&dir).is_some_and(|d| d.hurried || d.unsent.len() >= BIRTHS_MAX)
+        self.dirs.get(&dir).is_some_and(|d| d.hurried || d.unsent.len() >= BATCH_FILES_MAX)
     }
     pub fn unsent(&self, dir: InodeId) -> usize {
         self.dirs.get(&dir).map_or(0, |d| d.unsent.len())
@@ -443,7 +443,7 @@ mod tests {
         assert!(create(&mut log, DIR, 1), "all was reported: somebody has to begin again");
         (0..300).for_each(|_| assert!(!create(&mut log, DIR, 1)));
         assert!(log.is_urgent(DIR));
-        assert_eq!(log.next_batch(DIR).len(), BIRTHS_MAX);
+        assert_eq!(log.next_batch(DIR).len(), BATCH_FILES_MAX);
     }
 
     #[test]

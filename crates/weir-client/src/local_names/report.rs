@@ -9,9 +9,7 @@ use crate::leader;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_proto::births::{
-    BIRTH_BYTES_MAX as CREATE_BYTES_MAX, Birth as CreateMessage, CreateMany, CreatedMany, Removal, RemoveMany,
-};
+use weir_proto::local_creates::{BATCH_BYTES_MAX, CreateMany, CreatedMany, LocalCreate, Removal, RemoveMany};
 use weir_proto::meta::{Cred, Entry};
 use weir_proto::{Error, InodeId};
 
@@ -64,14 +62,14 @@ impl LocalNames {
     }
 
     /// The messages of these creates; those that do not fit into one report leave the batch, and wait.
-    fn make_messages(&self, dir: InodeId, batch: &mut Vec<Unreported>) -> Vec<CreateMessage> {
+    fn make_messages(&self, dir: InodeId, batch: &mut Vec<Unreported>) -> Vec<LocalCreate> {
         let (mut messages, mut bytes) = (Vec::with_capacity(batch.len()), 0);
         for created in batch.iter() {
             let mut st = created.inode.lock();
             let content = st.write.local().map_or(0, |local| local.size as usize);
             let content = if st.goes_with_create() { content } else { 0 };
             bytes += created.name.len() + content + CREATE_BYTES;
-            if bytes > CREATE_BYTES_MAX && !messages.is_empty() {
+            if bytes > BATCH_BYTES_MAX && !messages.is_empty() {
                 break;
             }
             let report = st.begin_report(|st, size| inline_content(st, &Bytes::new(), size));
@@ -87,15 +85,15 @@ impl LocalNames {
         dir: InodeId,
         cred: &Cred,
         batch: &[Unreported],
-        messages: Vec<CreateMessage>,
+        messages: Vec<LocalCreate>,
     ) {
         let revoke_clock = self.inodes.revoke_clock();
         let make = |op| {
-            let mut births = messages.clone();
-            for (created, message) in batch.iter().zip(&mut births) {
+            let mut creates = messages.clone();
+            for (created, message) in batch.iter().zip(&mut creates) {
                 created.inode.lock().report_again(Some(message));
             }
-            CreateMany { op, cred: cred.clone(), dir, births }
+            CreateMany { op, cred: cred.clone(), dir, creates }
         };
         // All of a batch count under the same limits.
         let limited = batch.iter().map(|created| created.inode.lock().quota.limited());

@@ -9,7 +9,7 @@ use crate::types::{NewMode, Stat};
 use crate::wall_time;
 use bytes::Bytes;
 use std::sync::atomic::AtomicU32;
-use weir_proto::births::{MadeWithNames, MkdirWithNames};
+use weir_proto::local_creates::{MadeWithNames, MkdirWithNames};
 use weir_proto::meta::{Cred, Made};
 use weir_proto::{InodeId, Result};
 

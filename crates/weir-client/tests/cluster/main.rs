@@ -1,6 +1,5 @@
 //! Claims about a client, on a whole simulated cluster: any client reads the bytes that were written, after
 //! any loss that the scheme allows.
-mod births;
 mod caches;
 mod clones;
 mod contents;
@@ -15,6 +14,7 @@ mod latency;
 mod lengths;
 mod links;
 mod lives;
+mod local_creates;
 mod locks;
 mod overload;
 mod patience;

@@ -1,6 +1,6 @@
 //! Trees that a client builds alone: directories come with their names, so that files in them need few
 //! messages, and others see all of it at once.
-use super::births::{client_after, dir, read_in, small};
+use super::local_creates::{client_after, dir, read_in, small};
 use super::*;
 use weir_proto::ErrorKind;
 

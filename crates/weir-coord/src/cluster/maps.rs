@@ -1,6 +1,6 @@
 //! How a node learns maps: the first one, the newer ones as they are published, and those in replies.
 use super::{
-    ANSWER_SLACK, CHANGE_PATIENCE, FIRST_ANSWER, MAP_WAIT, RETRY_PAUSE, SAY_WAITS_AFTER, SAY_WAITS_EVERY,
+    ANSWER_SLACK, CHANGE_PATIENCE, FIRST_ANSWER, LOG_WAITS_AFTER, LOG_WAITS_EVERY, MAP_WAIT, RETRY_PAUSE,
     Shared, is_temporary,
 };
 use std::sync::Arc;
@@ -74,17 +74,17 @@ pub(super) async fn first_map(
     patience: Duration,
 ) -> Result<Arc<ClusterMap>> {
     let deadline = env.clock.now() + patience;
-    let mut say_at = env.clock.now() + SAY_WAITS_AFTER;
+    let mut log_at = env.clock.now() + LOG_WAITS_AFTER;
     loop {
         let now = env.clock.now();
         let left = deadline.since(now).clamp(RETRY_PAUSE, FIRST_ANSWER);
         let asked = coordinator.call(&GetMap { newer_than: 0, wait_ms: 0 }, Vec::new(), left).await;
         if let Err(e) = asked.as_ref().map_err(|e| e.clone().doing("wait for a coordinator"))
             && is_temporary(&e)
-            && now >= say_at
+            && now >= log_at
         {
             tracing::warn!("{e}");
-            say_at = now + SAY_WAITS_EVERY;
+            log_at = now + LOG_WAITS_EVERY;
         }
         match asked {
             Ok((MapReply { map }, payload)) => {

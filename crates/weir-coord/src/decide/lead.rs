@@ -76,14 +76,15 @@ pub fn may_found(
 }
 
 /// Records the progress of the leader's directory. It never decreases.
-pub fn record_progress(map: &ClusterMap, progress: &mut Progress, said: &RecordProgress) -> Result<()> {
-    let entry = map.namespace(said.namespace);
-    let entry = entry.ok_or_else(|| Error::not_found(format!("there is no {} any more", said.namespace)))?;
-    if entry.leader != Some(said.node) {
-        return Err(Error::exists(format!("{} does not lead {:?} any more", said.node, entry.name)));
+pub fn record_progress(map: &ClusterMap, progress: &mut Progress, report: &RecordProgress) -> Result<()> {
+    let entry = map.namespace(report.namespace);
+    let entry =
+        entry.ok_or_else(|| Error::not_found(format!("there is no {} any more", report.namespace)))?;
+    if entry.leader != Some(report.node) {
+        return Err(Error::exists(format!("{} does not lead {:?} any more", report.node, entry.name)));
     }
-    let known = progress.entry(said.namespace).or_default();
-    *known = said.changes.max(*known);
+    let known = progress.entry(report.namespace).or_default();
+    *known = report.changes.max(*known);
     Ok(())
 }
 

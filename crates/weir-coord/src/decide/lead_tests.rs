@@ -152,13 +152,14 @@ fn a_founding_that_was_interrupted_anywhere_goes_on() {
 #[test]
 fn progress_never_goes_back_and_only_the_leader_reports_it() {
     let (mut map, mut progress) = led(false);
-    let said = |node, namespace, changes| RecordProgress { node, namespace: NamespaceId(namespace), changes };
-    record_progress(&map, &mut progress, &said(META, 41, 5)).unwrap();
+    let report =
+        |node, namespace, changes| RecordProgress { node, namespace: NamespaceId(namespace), changes };
+    record_progress(&map, &mut progress, &report(META, 41, 5)).unwrap();
     assert_eq!(progress[&NamespaceId(41)], 9);
-    let unknown = record_progress(&map, &mut progress, &said(META, 42, 1)).unwrap_err();
+    let unknown = record_progress(&map, &mut progress, &report(META, 42, 1)).unwrap_err();
     assert_eq!(unknown.kind, ErrorKind::NotFound);
     take_lead(&mut map, &progress, &asks(OTHER, 1, 9)).unwrap();
-    let late = record_progress(&map, &mut progress, &said(META, 41, 99)).unwrap_err();
+    let late = record_progress(&map, &mut progress, &report(META, 41, 99)).unwrap_err();
     assert_eq!(late.kind, ErrorKind::Exists);
     assert_eq!(progress[&NamespaceId(41)], 9);
 }

@@ -83,23 +83,23 @@ fn go_down(map: &ClusterMap, group: &mut JournalGroup<NodeId>, id: NodeId) {
 }
 
 /// A node's directory takes a free place, or its own again. It counts as one whose process has just started.
-pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> Result<()> {
-    let entry = entry_of(map, said.namespace)?;
+pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, report: &KeepCopy) -> Result<()> {
+    let entry = entry_of(map, report.namespace)?;
     let name = entry.name.clone();
-    if entry.uuid != said.uuid {
+    if entry.uuid != report.uuid {
         return Err(Error::denied(format!(
             "the directory holds namespace {}, but {name:?} is {}",
-            said.uuid, entry.uuid
+            report.uuid, entry.uuid
         ))
         .hint("the namespace was founded again; a copy begins in an empty directory"));
     }
-    let copies = map.copies_of(said.namespace);
-    let (Some(wanted), Some(mut group)) = (copies.map(|c| c.wanted), journal_group(map, said.namespace))
+    let copies = map.copies_of(report.namespace);
+    let (Some(wanted), Some(mut group)) = (copies.map(|c| c.wanted), journal_group(map, report.namespace))
     else {
         return Err(Error::unavailable(format!("namespace {name:?} is to have one copy, its leader's"))
             .hint(format!("`weir namespace copies {name} 2`")));
     };
-    let id = said.node;
+    let id = report.node;
     match group.state(id) {
         None if group.members.len() >= usize::from(wanted) => {
             return Err(Error::unavailable(format!(
@@ -111,14 +111,14 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> 
         Some(MemberState::Down) => {}
         Some(MemberState::Current | MemberState::Behind) => go_down(map, &mut group, id),
     }
-    let least = progress.get(&said.namespace).copied().unwrap_or(0);
-    if said.changes < least {
-        forget_copy(&mut group, id, &name, (said.changes, least))?;
+    let least = progress.get(&report.namespace).copied().unwrap_or(0);
+    if report.changes < least {
+        forget_copy(&mut group, id, &name, (report.changes, least))?;
     }
     if group.back(id) {
         tracing::info!("{id} keeps a copy of {name:?} again");
     }
-    put_group(map, said.namespace, &group);
+    put_group(map, report.namespace, &group);
     settle_copies(map);
     Ok(())
 }
@@ -146,14 +146,14 @@ fn forget_copy(
 }
 
 /// The leader reports that a copy holds every record. Returns whether that is new.
-pub fn copy_caught_up(map: &mut ClusterMap, said: &CopyCaughtUp) -> Result<bool> {
-    let group = journal_group(map, said.namespace);
-    let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", said.namespace)))?;
-    if group.leader != Some(said.leader) {
-        return Err(Error::stale(format!("{} does not lead {}", said.leader, said.namespace)));
+pub fn copy_caught_up(map: &mut ClusterMap, report: &CopyCaughtUp) -> Result<bool> {
+    let group = journal_group(map, report.namespace);
+    let mut group = group.ok_or_else(|| Error::not_found(format!("{} has no copies", report.namespace)))?;
+    if group.leader != Some(report.leader) {
+        return Err(Error::stale(format!("{} does not lead {}", report.leader, report.namespace)));
     }
-    let is_news = group.caught_up(said.node, said.epoch)?;
-    put_group(map, said.namespace, &group);
+    let is_news = group.caught_up(report.node, report.epoch)?;
+    put_group(map, report.namespace, &group);
     Ok(is_news)
 }
 
@@ -174,52 +174,52 @@ fn group_led(
 /// The leader has not received a reply from a copy for a while. The others continue without it. If too few
 /// would be left, the leader may be cut off itself: that copy leads after a longer silence. Returns whether
 /// it is new.
-pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
-    let mut group = group_led(map, said.namespace, (said.leader, said.epoch))?;
-    if !group.is_current(said.node) {
+pub fn copy_lost(map: &mut ClusterMap, report: &CopyLost) -> Result<bool> {
+    let mut group = group_led(map, report.namespace, (report.leader, report.epoch))?;
+    if !group.is_current(report.node) {
         return Ok(false);
     }
     let floor = group.members.len().saturating_sub(1).max(1);
     if group.current().count() > floor {
         tracing::warn!(
             "{} does not answer the leader of {}: its copy is not required any more",
-            said.node,
-            said.namespace
+            report.node,
+            report.namespace
         );
-        go_down(map, &mut group, said.node);
-    } else if said.silent_ms >= LEADER_IS_CUT_MS && is_up(map, said.node) {
+        go_down(map, &mut group, report.node);
+    } else if report.silent_ms >= LEADER_IS_CUT_MS && is_up(map, report.node) {
         tracing::warn!(
             "{} leads {} instead of {}: the two do not reach each other",
-            said.node,
-            said.namespace,
-            said.leader
+            report.node,
+            report.namespace,
+            report.leader
         );
-        group.lead(said.node)?;
+        group.lead(report.node)?;
     } else {
         return Ok(false);
     }
-    put_group(map, said.namespace, &group);
+    put_group(map, report.namespace, &group);
     Ok(true)
 }
 
 /// A current copy receives nothing from its leader. Unless the leader gives other signs of life, it is left
 /// out, and another copy leads. With too few copies for that, its own silence at the coordinator decides.
 /// Returns whether it is new.
-pub fn leader_silent(map: &mut ClusterMap, said: &LeaderSilent, lives: bool) -> Result<bool> {
-    let mut group = group_led(map, said.namespace, (said.leader, said.epoch))?;
+pub fn leader_silent(map: &mut ClusterMap, report: &LeaderSilent, lives: bool) -> Result<bool> {
+    let mut group = group_led(map, report.namespace, (report.leader, report.epoch))?;
     let floor = group.members.len().saturating_sub(1).max(1);
-    let is_enough = group.is_current(said.node) && group.current().count() > floor;
-    if lives || !is_enough || said.silent_ms < LEADER_SILENT_MS {
+    let is_enough = group.is_current(report.node) && group.current().count() > floor;
+    if lives || !is_enough || report.silent_ms < LEADER_SILENT_MS {
         return Ok(false);
     }
     tracing::warn!(
         "{} does not lead {} any more: {} receives nothing from it",
-        said.leader,
-        said.namespace,
-        said.node
+        report.leader,
+        report.namespace,
+        report.node
     );
-    go_down(map, &mut group, said.leader);
-    put_group(map, said.namespace, &group);
+    go_down(map, &mut group, report.leader);
+    put_group(map, report.namespace, &group);
     Ok(true)
 }
 

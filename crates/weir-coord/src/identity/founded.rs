@@ -200,7 +200,7 @@ mod tests {
             instead_of: None,
         }
     }
-    fn says<T: std::fmt::Debug>(refused: Result<T>, kind: ErrorKind, text: &str, dir: &Path) {
+    fn is_refused<T: std::fmt::Debug>(refused: Result<T>, kind: ErrorKind, text: &str, dir: &Path) {
         let e = refused.unwrap_err();
         assert!(e.kind == kind && e.to_string().contains(text), "{e:?}");
         assert!(e.context.contains(&dir.display().to_string()), "{e:?}");
@@ -212,10 +212,10 @@ mod tests {
         let map = map_of(&env, &dir.path().join("coord")).await;
         let [at, other, full] = ["meta", "other", "full"].map(|name| dir.path().join(name));
         let open = |at: &Path, name: &str, new| open_namespace(&*env.disk, at, &map, &own(&map, name), new);
-        says(open(&at, "root", false), ErrorKind::NotFound, "does not exist", &at);
+        is_refused(open(&at, "root", false), ErrorKind::NotFound, "does not exist", &at);
         assert!(!env.disk.exists(&at), "nothing was made");
         env.disk.create_dir_all(&at).unwrap();
-        says(open(&at, "root", false), ErrorKind::NotFound, "may not be mounted", &at);
+        is_refused(open(&at, "root", false), ErrorKind::NotFound, "may not be mounted", &at);
         assert!(env.disk.read_dir(&at).unwrap().is_empty(), "nothing was touched");
 
         let odd = NamespaceIdentity { name: "a \"crc32c = \"".into(), ..own(&map, "") };
@@ -226,16 +226,16 @@ mod tests {
         let fresh = NamespaceIdentity { uuid: NamespaceUuid([9; 16]), ..own(&map, "root") };
         let again = open_namespace(&*env.disk, &at, &map, &fresh, false).unwrap();
         assert_eq!(again, own(&map, "root"), "the directory says which one it is");
-        says(open(&at, "root", true), ErrorKind::Exists, "omit --new", &at);
-        says(open(&at, "second", false), ErrorKind::Denied, "not \"second\"", &at);
+        is_refused(open(&at, "root", true), ErrorKind::Exists, "omit --new", &at);
+        is_refused(open(&at, "second", false), ErrorKind::Denied, "not \"second\"", &at);
         let mut elsewhere = map.clone();
         elsewhere.cluster = ClusterId([8; 16]);
         let stranger = open_namespace(&*env.disk, &at, &elsewhere, &own(&elsewhere, "root"), false);
-        says(stranger, ErrorKind::Denied, "of cluster", &at);
+        is_refused(stranger, ErrorKind::Denied, "of cluster", &at);
 
         env.disk.create_dir_all(&full).unwrap();
         env.disk.write_atomic(&full.join("thesis.tex"), b"x").unwrap();
-        says(open(&full, "root", true), ErrorKind::Exists, "thesis.tex", &full);
+        is_refused(open(&full, "root", true), ErrorKind::Exists, "thesis.tex", &full);
         // The coordinator has one of that name: nothing is made.
         let mut known = map.clone();
         known.namespaces.push(NamespaceEntry {
@@ -265,17 +265,17 @@ mod tests {
                 }
             }
         };
-        says(open(&at, false).await, ErrorKind::NotFound, "does not exist", &at);
+        is_refused(open(&at, false).await, ErrorKind::NotFound, "does not exist", &at);
         env.disk.create_dir_all(&at).unwrap();
-        says(open(&at, false).await, ErrorKind::NotFound, "may not be mounted", &at);
+        is_refused(open(&at, false).await, ErrorKind::NotFound, "may not be mounted", &at);
         assert!(env.disk.read_dir(&at).unwrap().is_empty(), "nothing was touched");
         let cluster = open(&at, true).await.unwrap();
-        says(open(&at, true).await, ErrorKind::Exists, "omit --new", &at);
+        is_refused(open(&at, true).await, ErrorKind::Exists, "omit --new", &at);
         assert_eq!(open(&at, false).await.unwrap(), cluster);
 
         // The founding was interrupted before the directory got its identity: a retry gives the same cluster.
         env.disk.remove_file(&at.join(COORDINATOR_FILE)).unwrap();
-        says(open(&at, false).await, ErrorKind::NotFound, "--new", &at);
+        is_refused(open(&at, false).await, ErrorKind::NotFound, "--new", &at);
         assert_eq!(open(&at, true).await.unwrap(), cluster);
 
         // The state is gone, or of another cluster.
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(open(&at, false).await.unwrap_err().kind, ErrorKind::Damaged);
         open(&other, true).await.unwrap();
         env.disk.write_atomic(&state, &env.disk.read(&other.join("coordinator.state")).unwrap()).unwrap();
-        says(open(&at, false).await, ErrorKind::Damaged, "as a whole", &at);
+        is_refused(open(&at, false).await, ErrorKind::Damaged, "as a whole", &at);
         env.disk.write_atomic(&state, &kept).unwrap();
         assert_eq!(open(&at, false).await.unwrap(), cluster);
     }

@@ -111,7 +111,7 @@ pub async fn keep_newest_map(
     file: PathBuf,
     namespace: Option<String>,
 ) {
-    let (mut recorded, mut is_said) = (0, false);
+    let (mut recorded, mut is_logged) = (0, false);
     loop {
         let map = maps.borrow().clone();
         if map.version > recorded {
@@ -119,10 +119,10 @@ pub async fn keep_newest_map(
             let version = map.version;
             let write = move || record_newest_map(&*disk, &path, &map, of.as_deref());
             match env.tasks.blocking(write).await {
-                Ok(()) => (recorded, is_said) = (version, false),
-                Err(e) if !is_said => {
+                Ok(()) => (recorded, is_logged) = (version, false),
+                Err(e) if !is_logged => {
                     tracing::warn!("the newest cluster map is not recorded: {e}");
-                    is_said = true;
+                    is_logged = true;
                 }
                 Err(_) => {}
             }

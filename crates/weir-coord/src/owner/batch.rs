@@ -21,14 +21,14 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn caught_up(&mut self, said: &CaughtUp, answer: Answer<MapReply>) {
-        match caught_up(&mut self.draft, said.target, said.group, said.epoch) {
+    pub(super) fn caught_up(&mut self, report: &CaughtUp, answer: Answer<MapReply>) {
+        match caught_up(&mut self.draft, report.target, report.group, report.epoch) {
             Err(e) => refuse(answer, e),
             Ok(news) => {
-                let is_current = |m: &Member| m.target == said.target && m.state == MemberState::Current;
-                let group = self.draft.group(said.group);
+                let is_current = |m: &Member| m.target == report.target && m.state == MemberState::Current;
+                let group = self.draft.group(report.group);
                 if news && group.is_some_and(|g| g.members.iter().any(is_current)) {
-                    tracing::info!("{} holds everything of {} again", said.target, said.group);
+                    tracing::info!("{} holds everything of {} again", report.target, report.group);
                 }
                 self.after(answer, newest);
             }

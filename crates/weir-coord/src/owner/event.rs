@@ -56,7 +56,7 @@ pub enum Event {
         joined: Option<u64>,
     },
     CaughtUp {
-        said: CaughtUp,
+        report: CaughtUp,
         answer: Answer<MapReply>,
     },
     Clear {
@@ -95,7 +95,7 @@ pub enum Event {
         answer: Answer<LeadReply>,
     },
     Progress {
-        said: RecordProgress,
+        report: RecordProgress,
         connection: u64,
         answer: Answer<()>,
     },
@@ -118,7 +118,7 @@ pub enum Event {
     },
     /// Their answers, each with the connection of the node's `Join` at the time of the request.
     LastPositions {
-        said: Vec<(Option<u64>, TargetReport)>,
+        reports: Vec<(Option<u64>, TargetReport)>,
         answer: Answer<()>,
     },
 }

@@ -4,7 +4,7 @@ use super::event::{Answer, Event, Probe};
 use super::{Owner, SUSPECT_PROBE_INTERVAL};
 use crate::decide::{Presence, Speed, Strikes, Unanswered, demote_slow, is_out, is_spare, needed_without};
 use crate::probe::{
-    Door, LAST_PROBE_PATIENCE, PROBE_PATIENCE, QUICK_PROBE_PATIENCE, Seen, probe, probe_each, report_each,
+    LAST_PROBE_PATIENCE, PROBE_PATIENCE, ProbeBy, QUICK_PROBE_PATIENCE, Seen, probe, probe_each, report_each,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use weir_env::Instant;
@@ -53,7 +53,7 @@ impl Owner {
         let running = self.probing.contains_key(&(target, suspicion));
         if let (false, Some(events)) = (running, self.self_events.upgrade()) {
             let (env, who) = (self.env.clone(), self.identity(map));
-            let (joined, door) = (self.joined_on(target, map), self.door(target, map));
+            let (joined, by) = (self.joined_on(target, map), self.probed_by(target, map));
             let patience = match suspicion {
                 Suspicion::Failed => PROBE_PATIENCE,
                 Suspicion::Unreachable | Suspicion::Slow => QUICK_PROBE_PATIENCE,
@@ -62,15 +62,15 @@ impl Owner {
                 Suspicion::Slow => needed_without(map, target),
                 Suspicion::Failed | Suspicion::Unreachable => BTreeSet::new(),
             };
-            let others = others.into_iter().map(|other| (other, self.door(other, map))).collect();
+            let others = others.into_iter().map(|other| (other, self.probed_by(other, map))).collect();
             let signs = self.members.signs.clone();
             let mut answers = probe_each(&self.env, &who, others, patience);
             self.env.tasks.spawn("probe a target", async move {
-                let life = match &door {
-                    Door::Life(connection) => Some(connection.clone()),
-                    Door::Data(_) => None,
+                let life = match &by {
+                    ProbeBy::Life(connection) => Some(connection.clone()),
+                    ProbeBy::Data(_) => None,
                 };
-                let outcome = probe(env.clone(), who, door, target, patience).await;
+                let outcome = probe(env.clone(), who, by, target, patience).await;
                 if let (Some(connection), Ok(_)) = (&life, &outcome) {
                     signs.note(connection, env.clock.now());
                 }
@@ -95,18 +95,18 @@ impl Owner {
         let joined: BTreeMap<_, _> = up.clone().map(|target| (target, self.joined_on(target, map))).collect();
         let mut reports = report_each(&self.env, &self.identity(map), map, up, LAST_PROBE_PATIENCE);
         self.env.tasks.spawn("collect positions", async move {
-            let mut said = Vec::new();
+            let mut all = Vec::new();
             while let Some(report) = reports.recv().await {
-                said.push((joined.get(&report.target).copied().flatten(), report));
+                all.push((joined.get(&report.target).copied().flatten(), report));
             }
-            let _ = events.send(Event::LastPositions { said, answer }).await; // the coordinator may be gone
+            let _ = events.send(Event::LastPositions { reports: all, answer }).await; // the coordinator may be gone
         });
     }
 
     /// Where a target is asked: on the connection of its node's `Join`, if its process answers there.
-    fn door(&self, target: TargetId, map: &ClusterMap) -> Door {
+    fn probed_by(&self, target: TargetId, map: &ClusterMap) -> ProbeBy {
         let life = self.joined_on(target, map).and_then(|connection| self.members.signs.answers(connection));
-        life.map_or_else(|| Door::Data(map.target_node(target).cloned()), Door::Life)
+        life.map_or_else(|| ProbeBy::Data(map.target_node(target).cloned()), ProbeBy::Life)
     }
 
     /// The coordinator's identity towards targets.

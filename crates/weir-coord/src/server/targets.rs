@@ -25,13 +25,13 @@ impl Coordinator {
                 self.ask_map::<RemoveTarget>(call, |answer| Event::Rules { change, answer })
             }
             PlaceCopied::METHOD => {
-                let said = call.decode::<PlaceCopied>()?;
-                let event = |answer| Event::Rebuild(RebuildEvent::Copied { said, answer });
+                let report = call.decode::<PlaceCopied>()?;
+                let event = |answer| Event::Rebuild(RebuildEvent::Copied { report, answer });
                 self.ask_map::<PlaceCopied>(call, event)
             }
             ReportFull::METHOD => {
-                let said = call.decode::<ReportFull>()?;
-                self.rebuild::<ReportFull>(|answer| RebuildEvent::Full { said, answer })
+                let report = call.decode::<ReportFull>()?;
+                self.rebuild::<ReportFull>(|answer| RebuildEvent::Full { report, answer })
             }
             PauseMoves::METHOD => {
                 let PauseMoves { paused } = call.decode::<PauseMoves>()?;

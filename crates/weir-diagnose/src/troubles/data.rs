@@ -175,10 +175,10 @@ fn volumes(facts: &Facts, found: &mut Found) {
             since: volume.inodes_over_since,
         };
         let name = &volume.name;
-        let said = [bytes.said(&quantity::bytes), inodes.said(&|n| format!("{n} files and directories"))];
-        for said in said.into_iter().flatten() {
+        let texts = [bytes.shown(&quantity::bytes), inodes.shown(&|n| format!("{n} files and directories"))];
+        for text in texts.into_iter().flatten() {
             let action = format!("delete files there, or raise the limit with `weir volume quota {name}`");
-            found.warning(("volume-full", name), format!("volume {name} is {said}"), action);
+            found.warning(("volume-full", name), format!("volume {name} is {text}"), action);
         }
     }
 }
@@ -247,7 +247,7 @@ struct Filled {
 }
 
 impl Filled {
-    fn said(&self, show: &dyn Fn(u64) -> String) -> Option<String> {
+    fn shown(&self, show: &dyn Fn(u64) -> String) -> Option<String> {
         let of = |limit| format!("{} of {}", show(self.used), show(limit));
         let over_soft =
             || Some(format!("above its soft limit ({})", of(self.soft.filter(|_| self.since.is_some())?)));

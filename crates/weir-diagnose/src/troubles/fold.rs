@@ -34,13 +34,13 @@ pub(super) fn fold(facts: &Facts, found: &mut Found) {
 }
 
 /// Troubles of one kind become one if there are several; the text is made of them.
-fn together(found: &mut Found, code: &str, said: impl FnOnce(&[Trouble]) -> (String, String)) {
+fn together(found: &mut Found, code: &str, summary: impl FnOnce(&[Trouble]) -> (String, String)) {
     let mut all: Vec<Trouble> = found.0.iter().filter(|t| t.code == code).cloned().collect();
     if all.len() < 2 {
         return;
     }
     all.sort_by_key(|t| Reverse(t.severity));
-    let (text, action) = said(&all);
+    let (text, action) = summary(&all);
     let one = Trouble { text, action, ..all[0].clone() };
     let at = found.0.iter().position(|t| t.code == code).unwrap_or_default();
     found.0[at] = Trouble { about: "several".to_owned(), ..one };

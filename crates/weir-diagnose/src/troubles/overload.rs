@@ -362,7 +362,7 @@ mod tests {
     fn a_slow_disk_is_named_as_that() {
         let idle = Some(Pressure { cpu: 10_00, io: 90_00, memory: 0 });
         let slow = |us, usual_us| TargetLife { answer_us: us, usual_us, ..TargetLife::default() };
-        let said = |first: TargetLife, others: &[u32], pressure| {
+        let troubles_of = |first: TargetLife, others: &[u32], pressure| {
             let mut world = world();
             let others = others.iter().map(|us| slow(*us, 2_000));
             let mut all: Vec<TargetLife> = [first].into_iter().chain(others).collect();
@@ -372,17 +372,21 @@ mod tests {
             world.troubles().into_iter().map(|t| (t.code, t.text)).collect::<Vec<_>>()
         };
         let late = TargetLife { oldest_ms: 900, ..slow(900_000, 2_000) };
-        let found = said(late, &[2_000; 5], idle);
+        let found = troubles_of(late, &[2_000; 5], idle);
         let text = "the disk of t1 (storage-1) is slow: it answers after 0.9 s, usually 2.0 ms";
         assert_eq!(found, [("disk-slow".to_owned(), text.to_owned())]);
         // It has always been slow, so that is usual.
-        let found = said(slow(400_000, 390_000), &[2_000; 5], idle);
+        let found = troubles_of(slow(400_000, 390_000), &[2_000; 5], idle);
         let text = "the disk of t1 (storage-1) is slow: it answers after 0.4 s, the others after 2.0 ms";
         assert_eq!(found, [("disk-slow".to_owned(), text.to_owned())]);
         let busy = Some(Pressure { cpu: 90_00, io: 10_00, memory: 0 });
-        assert_eq!(said(late, &[2_000; 5], busy)[0].0, "target-slow", "its machine has too much to do");
-        assert_eq!(said(slow(400_000, 390_000), &[300_000; 5], idle), [], "as slow as the others");
-        assert_eq!(said(slow(400_000, 390_000), &[2_000; 2], idle), [], "too few to compare");
+        assert_eq!(
+            troubles_of(late, &[2_000; 5], busy)[0].0,
+            "target-slow",
+            "its machine has too much to do"
+        );
+        assert_eq!(troubles_of(slow(400_000, 390_000), &[300_000; 5], idle), [], "as slow as the others");
+        assert_eq!(troubles_of(slow(400_000, 390_000), &[2_000; 2], idle), [], "too few to compare");
     }
 
     #[test]

@@ -28,9 +28,9 @@ pub fn sentence(row: &OwnerUsage, names: &OwnerNames, now_s: i64) -> Option<(Str
     let inodes = Used::of(row.inodes, inodes_hard, inodes_soft.filter(|_| soft_at(row.inodes_over_since)));
     let files = |n: u64| format!("{n} files and directories");
     let use_of_it = match (bytes, inodes) {
-        (Some(bytes), Some(inodes)) if inodes.percent() > bytes.percent() => inodes.said(&files),
-        (None, Some(inodes)) => inodes.said(&files),
-        (Some(bytes), _) => bytes.said(&quantity::bytes),
+        (Some(bytes), Some(inodes)) if inodes.percent() > bytes.percent() => inodes.shown(&files),
+        (None, Some(inodes)) => inodes.shown(&files),
+        (Some(bytes), _) => bytes.shown(&quantity::bytes),
         (None, None) => return None,
     };
     let who = names.shown(&row.holder);
@@ -66,7 +66,7 @@ impl Used {
     fn percent(&self) -> u128 {
         u128::from(self.used) * 100 / u128::from(self.max.max(1))
     }
-    fn said(&self, show: &dyn Fn(u64) -> String) -> String {
+    fn shown(&self, show: &dyn Fn(u64) -> String) -> String {
         let of = format!("{} of {}", show(self.used), show(self.max));
         match self.used >= self.max {
             true if self.soft => {
@@ -110,8 +110,8 @@ mod tests {
             ),
             (row(600, 1, soft, Some(40)), "is above the soft limit, whose grace has ended (600 B of 500 B)"),
         ] {
-            let (said, action) = sentence(&row, &OwnerNames::default(), 100).unwrap();
-            assert!(said.starts_with("user 4294967290 ") && said.contains(text), "{said}");
+            let (found, action) = sentence(&row, &OwnerNames::default(), 100).unwrap();
+            assert!(found.starts_with("user 4294967290 ") && found.contains(text), "{found}");
             assert!(action.ends_with("`weir volume quota work --user 4294967290`"), "{action}");
         }
         assert!(

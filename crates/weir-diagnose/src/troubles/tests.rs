@@ -434,8 +434,8 @@ fn each_trouble_is_one_sentence_of_its_severity() {
         assert!(found.len() == 1, "{text:?}: {found:#?}");
         let one = &found[0];
         assert_eq!((one.severity, &*one.about), (*severity, *about), "{}", one.text);
-        let said = format!("{}: {}", one.text, one.action);
-        assert!(said.contains(text), "{text:?} is not in {said:?}");
+        let shown = format!("{}: {}", one.text, one.action);
+        assert!(shown.contains(text), "{text:?} is not in {shown:?}");
         assert!(one.code.chars().all(|c| c == '-' || c.is_ascii_lowercase()), "{:?}", one.code);
     }
 }

@@ -55,25 +55,25 @@ pub(super) struct Client {
 #[derive(Debug)]
 pub(super) enum Failure {
     /// An error of the service: status, code and message.
-    Said(u16, String, String),
+    Status(u16, String, String),
     /// No answer, or an incomplete one.
     Silent(String),
 }
 
 impl Failure {
     pub(super) fn is_missing(&self) -> bool {
-        matches!(self, Failure::Said(404, code, _) if code != "NoSuchBucket")
+        matches!(self, Failure::Status(404, code, _) if code != "NoSuchBucket")
     }
     pub(super) fn is_condition(&self) -> bool {
-        matches!(self, Failure::Said(412, ..))
+        matches!(self, Failure::Status(412, ..))
     }
     /// The service had too much to do, and did nothing.
     fn is_busy(&self) -> bool {
-        matches!(self, Failure::Said(429 | 503, ..))
+        matches!(self, Failure::Status(429 | 503, ..))
     }
     pub(super) fn fault(self, doing: &str, path: &HomePath) -> Fault {
         let (kind, error, remedy, what) = match &self {
-            Failure::Said(status, code, message) => {
+            Failure::Status(status, code, message) => {
                 let (kind, error, remedy) = map_status(*status, code);
                 (kind, error, remedy, format!("{status} {code} ({message})"))
             }
@@ -98,7 +98,7 @@ fn refused_without_words(ahead_s: i64) -> Failure {
             )
         }
     };
-    Failure::Said(403, code, message)
+    Failure::Status(403, code, message)
 }
 
 /// On a thread of the home.
@@ -116,7 +116,7 @@ fn has_ended(code: &str) -> bool {
 fn no_keys(e: Error) -> Failure {
     match e.kind {
         ErrorKind::Unavailable | ErrorKind::Deadline => Failure::Silent(e.to_string()),
-        _ => Failure::Said(401, "NoKeys".into(), e.to_string()),
+        _ => Failure::Status(401, "NoKeys".into(), e.to_string()),
     }
 }
 
@@ -290,13 +290,13 @@ impl Client {
             return Ok(answer);
         }
         let at_service = header(&answer, "date").and_then(|text| jiff::fmt::rfc2822::parse(text).ok());
-        let failure = match (said(answer), at_service) {
-            (Failure::Said(403, code, _), Some(there)) if code.is_empty() => {
+        let failure = match (error_of(answer), at_service) {
+            (Failure::Status(403, code, _), Some(there)) if code.is_empty() => {
                 refused_without_words(there.timestamp().as_second() - now.as_second())
             }
             (failure, _) => failure,
         };
-        if matches!(&failure, Failure::Said(_, code, _) if has_ended(code)) {
+        if matches!(&failure, Failure::Status(_, code, _) if has_ended(code)) {
             self.keys.are_refused();
         }
         Err(failure)
@@ -310,7 +310,7 @@ impl Client {
         let root = Element::parse(&text)
             .map_err(|e| Failure::Silent(format!("the answer is not a document of S3: {e}")))?;
         match root.name.as_str() {
-            "Error" => Err(said_in(500, &root)),
+            "Error" => Err(error_in(500, &root)),
             _ => Ok(root),
         }
     }
@@ -475,20 +475,20 @@ impl Client {
 }
 
 /// The error of an answer; a proxy does not answer with a document.
-fn said(mut answer: Response<Body>) -> Failure {
+fn error_of(mut answer: Response<Body>) -> Failure {
     let status = answer.status().as_u16();
     let text = read_text(&mut answer).unwrap_or_default();
     match Element::parse(&text) {
-        Ok(root) => said_in(status, &root),
-        Err(_) => Failure::Said(status, String::new(), String::new()),
+        Ok(root) => error_in(status, &root),
+        Err(_) => Failure::Status(status, String::new(), String::new()),
     }
 }
 
 /// Some services put the error into an element around it.
-fn said_in(status: u16, root: &Element) -> Failure {
+fn error_in(status: u16, root: &Element) -> Failure {
     let error = root.all("Error").next().unwrap_or(root);
     let word = |name: &str| error.text_of(name).unwrap_or_default().to_owned();
-    Failure::Said(status, word("Code"), word("Message"))
+    Failure::Status(status, word("Code"), word("Message"))
 }
 
 /// The keys of a listing, and whether there are more.
@@ -625,7 +625,7 @@ mod tests {
         assert_eq!(next_marker(&parts), None, "some services name one at the end, too");
         for error in ["<Error a='b'><Code>C</Code></Error>", "<R xmlns='u'><Error><Code>C</Code></Error></R>"]
         {
-            let Failure::Said(403, code, _) = said_in(403, &root(error)) else { panic!("{error}") };
+            let Failure::Status(403, code, _) = error_in(403, &root(error)) else { panic!("{error}") };
             assert_eq!(code, "C");
         }
     }
@@ -681,10 +681,10 @@ mod tests {
             service.join().unwrap();
             ended
         };
-        let said = end(
+        let ended = end(
             "\n\n<s:Error xmlns:s='x'><s:Code>InternalError</s:Code><s:Message>a &#60; b</s:Message></s:Error>",
         );
-        let Err(Failure::Said(500, code, message)) = said else { panic!("{said:?}") };
+        let Err(Failure::Status(500, code, message)) = ended else { panic!("{ended:?}") };
         assert_eq!((code.as_str(), message.as_str()), ("InternalError", "a < b"));
         for cut in ["", "  ", "<CompleteMultipartUploadResult><Key>k</Key>", "<html>"] {
             assert!(matches!(end(cut), Err(Failure::Silent(_))), "{cut:?}");
@@ -726,7 +726,7 @@ mod tests {
         assert_eq!(service.join().unwrap(), 8);
         // One that is always busy is an error after a few tries.
         let (client, service) = answering_each(vec![busy.to_owned(); BUSY_PAUSES_MS.len() + 1]);
-        assert!(matches!(client.head("k"), Err(Failure::Said(503, ..))));
+        assert!(matches!(client.head("k"), Err(Failure::Status(503, ..))));
         assert_eq!(service.join().unwrap(), BUSY_PAUSES_MS.len() + 1);
     }
 
@@ -751,7 +751,9 @@ mod tests {
         let right =
             refused(&jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).unwrap());
         assert!(right.contains("check the access key"), "{right}");
-        let Failure::Said(_, code, message) = refused_without_words(1000) else { panic!("it is an answer") };
+        let Failure::Status(_, code, message) = refused_without_words(1000) else {
+            panic!("it is an answer")
+        };
         assert_eq!(code, "RequestTimeTooSkewed");
         assert_eq!(message, "the service's clock is 1000 s ahead of this machine's");
     }

@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// A copy that is waited for and silent for this time is reported: no change shall wait for it much longer.
 const SILENT: Duration = Duration::from_millis(800);
 /// The interval at which a copy that has caught up or is silent is reported again to the coordinator.
-const SAY_AGAIN: Duration = Duration::from_secs(1);
+const REPORT_AGAIN: Duration = Duration::from_secs(1);
 /// States that are being fetched at the same time.
 const EXPORTS_MAX: usize = 2;
 
@@ -235,7 +235,7 @@ async fn watch_always(inner: Arc<Inner>) {
             lead.must_keep().map(|id| (id, now.since(inner.begun.max(Instant(last_answer(id)))))).collect()
         };
         for (id, silent) in silent.into_iter().filter(|(_, silent)| *silent >= SILENT) {
-            if reported.get(&id).is_none_or(|at| now.since(*at) >= SAY_AGAIN) {
+            if reported.get(&id).is_none_or(|at| now.since(*at) >= REPORT_AGAIN) {
                 reported.insert(id, now);
                 (inner.report)(id, inner.epoch, News::Silent(silent));
             }
@@ -264,7 +264,7 @@ impl Inner {
         let mut after = self.join(&connection).await?;
         let mut reader = None;
         let mut news = self.stream.news.subscribe();
-        let mut said = None;
+        let mut reported_at = None;
         loop {
             let Some(entries) = self.records(after, &mut reader).await? else {
                 self.truncate_to(&connection, None).await?;
@@ -278,7 +278,7 @@ impl Inner {
                 return Err(Error::invalid(format!("the copy keeps {} after {} was sent", kept.0, sent.0)));
             }
             after = kept;
-            self.note_answer(id, after, asked, &mut said)?;
+            self.note_answer(id, after, asked, &mut reported_at)?;
             self.engine.settle();
             if is_idle {
                 // Then a promise is due; or records that it got from the former leader are on its disk.
@@ -358,18 +358,18 @@ impl Inner {
         id: NodeId,
         kept: CommitSeq,
         asked: Instant,
-        said: &mut Option<Instant>,
+        reported_at: &mut Option<Instant>,
     ) -> Result<()> {
         let mut lead = locked(&self.stream.lead);
         lead.kept(id, self.epoch, kept)?;
         lead.note_answer(id, self.epoch, asked)?;
         // Under the lock that `kept` takes: records that became durable without this copy are older, so it
         // has them.
-        let caught_up = lead.say_caught_up(id, *self.stream.news.borrow());
+        let caught_up = lead.report_caught_up(id, *self.stream.news.borrow());
         drop(lead);
         let now = self.env.clock.now();
-        if caught_up && said.is_none_or(|at: Instant| now.since(at) >= SAY_AGAIN) {
-            *said = Some(now);
+        if caught_up && reported_at.is_none_or(|at: Instant| now.since(at) >= REPORT_AGAIN) {
+            *reported_at = Some(now);
             (self.report)(id, self.epoch, News::CaughtUp);
         }
         Ok(())

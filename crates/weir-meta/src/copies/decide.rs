@@ -139,7 +139,7 @@ enum CopyState {
     Current,
     Behind,
     /// The leader has reported to the coordinator that it caught up, and waits for it from then on.
-    SaidCaughtUp,
+    ReportedCaughtUp,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -253,11 +253,11 @@ impl<I: Copy + Ord + std::fmt::Display> Lead<I> {
 
     /// Whether to report to the coordinator that a member which was behind holds all records up to `last`,
     /// the newest one. The leader waits for it from now on: the map may declare it current at any time.
-    pub fn say_caught_up(&mut self, id: I, last: CommitSeq) -> bool {
+    pub fn report_caught_up(&mut self, id: I, last: CommitSeq) -> bool {
         let Some(other) = self.others.get_mut(&id) else { return false };
         let caught_up = other.state != CopyState::Current && other.kept >= last;
         if caught_up {
-            other.state = CopyState::SaidCaughtUp;
+            other.state = CopyState::ReportedCaughtUp;
         }
         caught_up
     }

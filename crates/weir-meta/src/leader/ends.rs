@@ -28,7 +28,7 @@ impl Leader {
         state.mounts.refusals.forget_session(id);
         state.quotas.drop_session(id);
         let freed = state.locks.drop_session(id, self.env.clock.now());
-        hints::hint((&self.env, &self.door), &state.sessions, freed);
+        hints::hint((&self.env, &self.admission), &state.sessions, freed);
         state.recalls.drop_session(id, self.env.clock.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // The open files of a session that has not returned since a restart are not known.

@@ -1,5 +1,5 @@
 //! Hints to clients that wait for a file lock: it is theirs now.
-use super::door::Door;
+use super::admission::Admission;
 use crate::lock::Woken;
 use crate::session::Sessions;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use weir_proto::lock::LockFree;
 const HINT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Notifies clients whose wait ended.
-pub fn hint((env, door): (&Env, &Door), sessions: &Sessions, woken: Vec<Woken>) {
+pub fn hint((env, admission): (&Env, &Admission), sessions: &Sessions, woken: Vec<Woken>) {
     for Woken { session, ticket } in woken {
         let Some(connection) = sessions.get(&session).and_then(|s| s.connection.clone()) else {
             continue;
         };
-        let Some(taken) = door.hint() else { return };
+        let Some(taken) = admission.hint() else { return };
         env.tasks.spawn("lock hint", async move {
             let _taken = taken;
             if let Err(e) = connection.call(&LockFree { ticket }, Vec::new(), HINT_PATIENCE).await {

@@ -36,7 +36,7 @@ impl Leader {
                 return Ok(plain(LockOutcome::Granted));
             }
             let woken = state.locks.unlock(r.ino, holder, r.range, now);
-            hint((&leader.env, &leader.door), &state.sessions, woken);
+            hint((&leader.env, &leader.admission), &state.sessions, woken);
             return Ok(plain(LockOutcome::Granted));
         };
         let wish = Wish { ino: r.ino, holder, range: r.range, kind, pid: r.pid };
@@ -45,7 +45,7 @@ impl Leader {
         if outcome == LockOutcome::Granted {
             state.locks.note_quiet(r.ino, wish.holder, r.closing);
         }
-        hint((&leader.env, &leader.door), &state.sessions, woken);
+        hint((&leader.env, &leader.admission), &state.sessions, woken);
         let holder = match outcome {
             LockOutcome::Held => state.locks.conflict(&wish).map(|s| entry(&state, &s, now)),
             _ => None,
@@ -110,7 +110,7 @@ impl Leader {
         if !lost.is_empty() {
             tracing::warn!(session = %r.session, count = lost.len(), "locks could not be taken up again");
         }
-        hint((&leader.env, &leader.door), &state.sessions, woken);
+        hint((&leader.env, &leader.admission), &state.sessions, woken);
         Ok(Reclaimed { lost })
     }
 }

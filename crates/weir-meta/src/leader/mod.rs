@@ -6,11 +6,11 @@
 //! `attempt` tries operations, `operate` lets them wait, `housekeep` has the leader's own transactions,
 //! `events` follows commits, `ends` ends sessions; `sessions`, `locks`, `recall`, `movers`, `changes` and
 //! `snapshots` are calls that are more than one transaction.
+pub mod admission;
 pub mod attempt;
 pub mod changes;
 pub mod clones;
 pub mod config;
-pub mod door;
 pub mod ends;
 mod events;
 mod eviction;
@@ -47,8 +47,8 @@ use crate::owners;
 use crate::relation::queues::Relations;
 use crate::tables;
 use crate::troubles::Failing;
+use admission::Admission;
 use clones::Clones;
-use door::Door;
 use levels::Evictor;
 use paced::Paced;
 use relations::Backlog;
@@ -86,7 +86,7 @@ pub(crate) struct Leader {
     pub clones: Clones,
     /// Jobs that fail.
     pub failing: Failing,
-    pub door: Door,
+    pub admission: Admission,
     pub dead: DeadSessions,
     /// What relations still have to do, by relation, and the list of sessions: long to count.
     backlogs: Mutex<BTreeMap<RelationId, Arc<Paced<Backlog>>>>,
@@ -159,7 +159,7 @@ impl Leader {
             forgetting: Notify::new(),
             clones: Clones::default(),
             failing: Failing::default(),
-            door: Door::new(&env.watch),
+            admission: Admission::new(&env.watch),
             dead: DeadSessions::default(),
             backlogs: Mutex::default(),
             sessions_shown: Paced::default(),

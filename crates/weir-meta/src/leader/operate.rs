@@ -69,7 +69,7 @@ async fn wait_and_retry<R: Operation>(
             () = wait => {}
             () = over => return Err(too_late::<R>(&leader, &waiting.parked.inodes)),
         }
-        leader.door.retries.add(1);
+        leader.admission.retries.add(1);
         let (step, newest) = {
             let mut state = leader.lock();
             let step = leader.attempt(&mut state, &request, &waiting.on, &mut waiting.parked);

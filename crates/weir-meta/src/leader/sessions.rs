@@ -240,7 +240,7 @@ impl Leader {
         self.kv.read(&mut |read| {
             inode = namespace::find_inode(read, lease.ino)?;
             exists = inode.is_some() || tables::ACCESS.has(read, lease.ino)?;
-            block = namespace::births::find_block(read, session, lease.ino)?;
+            block = namespace::local_creates::find_block(read, session, lease.ino)?;
             Ok(())
         })?;
         if !exists {

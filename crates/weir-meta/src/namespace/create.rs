@@ -62,46 +62,46 @@ fn store_lists(cx: &mut Cx<'_>, ino: InodeId, inherited: &Inherited) {
 }
 
 /// A directory in which a name is about to be made.
-pub(super) struct Birth {
-    pub dir: InodeId,
+pub(super) struct ParentDir {
+    pub ino: InodeId,
     pub access: Access,
     pub tally: Tally,
 }
 
-impl Birth {
+impl ParentDir {
     /// Whom a new inode of this user is charged to.
     fn account(&self, cred: &Cred) -> Account {
         let Access { volume, .. } = self.access;
         Account { volume, uid: cred.uid, gid: self.access.owned().gid_of_new(cred.gid) }
     }
-    pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<Birth> {
+    pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<ParentDir> {
         let tally = load_tally(cx.read(), dir.ino())?;
-        Ok(Birth { dir: dir.ino(), access: dir.into_access(), tally })
+        Ok(ParentDir { ino: dir.ino(), access: dir.into_access(), tally })
     }
     /// Of a file that gets no name.
-    fn of_nameless(cx: &Cx<'_>, dir: WritableDir) -> Result<Birth> {
-        let (dir, access) = dir.for_nameless();
-        Ok(Birth { dir, access, tally: load_tally(cx.read(), dir)? })
+    fn of_nameless(cx: &Cx<'_>, dir: WritableDir) -> Result<ParentDir> {
+        let (ino, access) = dir.for_nameless();
+        Ok(ParentDir { ino, access, tally: load_tally(cx.read(), ino)? })
     }
 }
 
 impl Cx<'_> {
     /// Checks that `name` can be made in `parent` and that no lease conflicts.
-    fn prepare_birth(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Attempt<Birth> {
+    fn prepare_name(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Attempt<ParentDir> {
         check_name(name)?;
         let dir = self.dir_to_search(cred, parent)?;
         if dir.find(self, name)?.is_some() {
             return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))).into());
         }
         let dir = dir.for_change(self)?.revoke(self, &[])?;
-        Ok(Birth::of(self, dir)?)
+        Ok(ParentDir::of(self, dir)?)
     }
 
     /// Mode and lists of a new inode.
-    fn inherited(&self, birth: &Birth, mode: u32, umask: u32, is_directory: bool) -> Result<Inherited> {
-        let default = match birth.access.mode & HAS_ACL {
+    fn inherited(&self, dir: &ParentDir, mode: u32, umask: u32, is_directory: bool) -> Result<Inherited> {
+        let default = match dir.access.mode & HAS_ACL {
             0 => None,
-            _ => find_acl(self.read(), birth.dir, acl::DEFAULT)?,
+            _ => find_acl(self.read(), dir.ino, acl::DEFAULT)?,
         };
         Ok(Inherited::new(default, mode, umask, is_directory))
     }
@@ -139,9 +139,15 @@ impl Cx<'_> {
     }
 
     /// A new inode that is not a directory, without a name yet.
-    pub(super) fn newborn(&self, birth: &Birth, cred: &Cred, kind: FileKind, inherited: &Inherited) -> Inode {
+    pub(super) fn new_inode(
+        &self,
+        dir: &ParentDir,
+        cred: &Cred,
+        kind: FileKind,
+        inherited: &Inherited,
+    ) -> Inode {
         let now = self.rules.now;
-        let Owned { mode, uid, gid } = birth.access.owned().new_inode(cred, recorded_mode(inherited), false);
+        let Owned { mode, uid, gid } = dir.access.owned().new_inode(cred, recorded_mode(inherited), false);
         Inode {
             kind,
             mode,
@@ -157,7 +163,7 @@ impl Cx<'_> {
             btime: now,
             data_version: 0,
             layout: None,
-            parent: birth.dir,
+            parent: dir.ino,
             writing: Writing::default(),
             evicted: 0,
             pinned: false,
@@ -167,25 +173,25 @@ impl Cx<'_> {
     }
 
     /// Gives a new inode its number and name; everything except the inode's record.
-    fn create_inode(&mut self, birth: &mut Birth, name: &[u8], kind: FileKind) -> Result<InodeId> {
-        let ino = self.next_ino(&mut birth.tally)?;
-        self.insert_name(birth.dir, &mut birth.tally, name, ino, kind);
-        self.put_tally(birth.dir, &birth.tally);
-        let (parent, name) = (birth.dir, Bytes::copy_from_slice(name));
+    fn create_inode(&mut self, dir: &mut ParentDir, name: &[u8], kind: FileKind) -> Result<InodeId> {
+        let ino = self.next_ino(&mut dir.tally)?;
+        self.insert_name(dir.ino, &mut dir.tally, name, ino, kind);
+        self.put_tally(dir.ino, &dir.tally);
+        let (parent, name) = (dir.ino, Bytes::copy_from_slice(name));
         self.log(parent, || What::Made { ino, kind, parent, name })?;
         Ok(ino)
     }
 
-    fn make_file(&mut self, mut birth: Birth, name: &[u8], mut inode: Inode) -> Attempt<Made> {
+    fn make_file(&mut self, mut dir: ParentDir, name: &[u8], mut inode: Inode) -> Attempt<Made> {
         let (uid, gid) = (inode.uid, inode.gid);
-        self.require_inode(Account { volume: birth.access.volume, uid, gid })?;
-        let ino = self.create_inode(&mut birth, name, inode.kind)?;
-        inode.cookie = birth.tally.next_cookie - 1;
+        self.require_inode(Account { volume: dir.access.volume, uid, gid })?;
+        let ino = self.create_inode(&mut dir, name, inode.kind)?;
+        inode.cookie = dir.tally.next_cookie - 1;
         self.put_inode(ino, &inode);
-        self.charge(birth.dir, Charge::file(&inode))?;
+        self.charge(dir.ino, Charge::file(&inode))?;
         Ok(Made {
             entry: self.rules.entry(ino, &inode),
-            parent_attr: directory_attr(birth.dir, &birth.access, &birth.tally),
+            parent_attr: directory_attr(dir.ino, &dir.access, &dir.tally),
             parent_lease: nothing(),
         })
     }
@@ -198,17 +204,17 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Attempt<Created> {
         return open_existing(cx, r, link);
     }
     let dir = dir.for_change(cx)?.revoke(cx, &[])?;
-    let mut birth = Birth::of(cx, dir)?;
-    cx.require_inode(birth.account(&r.cred))?;
+    let mut dir = ParentDir::of(cx, dir)?;
+    cx.require_inode(dir.account(&r.cred))?;
     if r.open & meta_open::WRITE != 0 {
-        cx.wait_for_snapshot_of(birth.access.volume)?;
+        cx.wait_for_snapshot_of(dir.access.volume)?;
     }
-    let ino = cx.create_inode(&mut birth, &r.name, FileKind::Regular)?;
-    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &inherited);
+    let ino = cx.create_inode(&mut dir, &r.name, FileKind::Regular)?;
+    let inherited = cx.inherited(&dir, r.mode, r.umask, false)?;
+    let mut inode = cx.new_inode(&dir, &r.cred, FileKind::Regular, &inherited);
     store_lists(cx, ino, &inherited);
-    inode.cookie = birth.tally.next_cookie - 1;
-    inode.layout = cx.rules.layout_in(birth.access.volume).map(|p| place(p, ino));
+    inode.cookie = dir.tally.next_cookie - 1;
+    inode.layout = cx.rules.layout_in(dir.access.volume).map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
         cx.take_writer(ino, &mut inode);
     }
@@ -218,7 +224,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Attempt<Created> {
     entry.lease.limited = cx.limit_over(&inode)?;
     Ok(Created {
         entry,
-        parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
+        parent_attr: directory_attr(r.parent, &dir.access, &dir.tally),
         parent_lease: nothing(),
         created: true,
         inline: None,
@@ -231,11 +237,11 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
         return Err(Error::invalid("a file without a name must be opened for writing"));
     }
     let dir = cx.dir_to_write(&r.cred, r.parent)?;
-    let mut birth = Birth::of_nameless(cx, dir)?;
-    let ino = cx.next_ino(&mut birth.tally)?;
-    cx.put_tally(birth.dir, &birth.tally);
-    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Regular, &inherited);
+    let mut dir = ParentDir::of_nameless(cx, dir)?;
+    let ino = cx.next_ino(&mut dir.tally)?;
+    cx.put_tally(dir.ino, &dir.tally);
+    let inherited = cx.inherited(&dir, r.mode, r.umask, false)?;
+    let mut inode = cx.new_inode(&dir, &r.cred, FileKind::Regular, &inherited);
     store_lists(cx, ino, &inherited);
     (inode.nlink, inode.parent) = (0, NEVER_NAMED);
     cx.take_writer(ino, &mut inode);
@@ -276,12 +282,12 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Attempt<Creat
 }
 
 pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
-    let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    cx.require_inode(birth.account(&r.cred))?;
-    let ino = cx.create_inode(&mut birth, &r.name, FileKind::Directory)?;
+    let mut dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
+    cx.require_inode(dir.account(&r.cred))?;
+    let ino = cx.create_inode(&mut dir, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
-    let inherited = cx.inherited(&birth, r.mode, r.umask, true)?;
-    let Owned { mode, uid, gid } = birth.access.owned().new_inode(&r.cred, recorded_mode(&inherited), true);
+    let inherited = cx.inherited(&dir, r.mode, r.umask, true)?;
+    let Owned { mode, uid, gid } = dir.access.owned().new_inode(&r.cred, recorded_mode(&inherited), true);
     let access = Access {
         mode,
         uid,
@@ -289,8 +295,8 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
         parent: r.parent,
         atime: now,
         btime: now,
-        volume: birth.access.volume,
-        cookie: birth.tally.next_cookie - 1,
+        volume: dir.access.volume,
+        cookie: dir.tally.next_cookie - 1,
     };
     let tally = Tally {
         mtime: now,
@@ -307,7 +313,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
     cx.charge(r.parent, Charge { directories: 1, ..Charge::default() })?;
     Ok(Made {
         entry: unleased(directory_attr(ino, &access, &tally)),
-        parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
+        parent_attr: directory_attr(r.parent, &dir.access, &dir.tally),
         parent_lease: nothing(),
     })
 }
@@ -326,10 +332,10 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Attempt<Made> {
         )
         .into());
     }
-    let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let mut inode = cx.newborn(&birth, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
+    let dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
+    let mut inode = cx.new_inode(&dir, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
     inode.size = r.target.len() as u64;
-    let made = cx.make_file(birth, &r.name, inode)?;
+    let made = cx.make_file(dir, &r.name, inode)?;
     tables::DATA.put_bytes(cx.txn, made.entry.attr.ino, &r.target);
     Ok(made)
 }
@@ -338,11 +344,11 @@ pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Attempt<Made> {
     if matches!(r.kind, FileKind::Directory | FileKind::Symlink) {
         return Err(Error::invalid("mknod makes files, pipes, sockets and devices only").into());
     }
-    let birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let inherited = cx.inherited(&birth, r.mode, r.umask, false)?;
-    let mut inode = cx.newborn(&birth, &r.cred, r.kind, &inherited);
+    let dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
+    let inherited = cx.inherited(&dir, r.mode, r.umask, false)?;
+    let mut inode = cx.new_inode(&dir, &r.cred, r.kind, &inherited);
     inode.rdev = r.rdev;
-    let made = cx.make_file(birth, &r.name, inode)?;
+    let made = cx.make_file(dir, &r.name, inode)?;
     store_lists(cx, made.entry.attr.ino, &inherited);
     Ok(made)
 }
@@ -370,8 +376,8 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
         );
     }
     cx.need(r.ino, Need::Change);
-    let mut birth = cx.prepare_birth(&r.cred, r.parent, &r.name)?;
-    let volume = birth.access.volume;
+    let mut dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
+    let volume = dir.access.volume;
     if first {
         let account = Account { volume, uid: inode.uid, gid: inode.gid };
         cx.require_inode(account)?;
@@ -386,11 +392,11 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
     }
     inode.nlink += 1;
     inode.ctime = cx.rules.after(inode.ctime);
-    cx.insert_name(r.parent, &mut birth.tally, &r.name, r.ino, inode.kind);
-    cx.put_tally(r.parent, &birth.tally);
+    cx.insert_name(r.parent, &mut dir.tally, &r.name, r.ino, inode.kind);
+    cx.put_tally(r.parent, &dir.tally);
     if first {
         // As for a file created with a name: the first link has no record, and its directory is charged.
-        (inode.parent, inode.cookie) = (r.parent, birth.tally.next_cookie - 1);
+        (inode.parent, inode.cookie) = (r.parent, dir.tally.next_cookie - 1);
         cx.charge(r.parent, Charge::file(&inode))?;
         tables::HELD.under(r.ino).delete_all(cx.txn)?;
         cx.events.imported.push(r.ino);
@@ -407,7 +413,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
     }
     Ok(Made {
         entry: cx.rules.entry(r.ino, &inode),
-        parent_attr: directory_attr(r.parent, &birth.access, &birth.tally),
+        parent_attr: directory_attr(r.parent, &dir.access, &dir.tally),
         parent_lease: nothing(),
     })
 }

@@ -70,7 +70,7 @@ impl Owner {
 enum Keep {
     Nothing,
     /// The owner was made after this snapshot.
-    Born {
+    Newer {
         number: u32,
         volume: VolumeId,
     },
@@ -178,10 +178,10 @@ impl<'a> Keeper<'a> {
         let keep = self.keep_of(owner, if is_record { new } else { None })?;
         let (number, volume) = match keep {
             Keep::Nothing => return Ok(()),
-            Keep::Born { number, volume } if is_record && new.is_none() => {
-                return self.forget_birth(owner, number, volume);
+            Keep::Newer { number, volume } if is_record && new.is_none() => {
+                return self.forget_absence(owner, number, volume);
             }
-            Keep::Born { .. } => return Ok(()),
+            Keep::Newer { .. } => return Ok(()),
             Keep::For { number, volume } => (number, volume),
         };
         if self.is_kept(volume, number, key)? {
@@ -198,7 +198,7 @@ impl<'a> Keeper<'a> {
         Ok(())
     }
 
-    /// The snapshot for which the values of `owner` are kept. Records its birth as well.
+    /// The snapshot for which the values of `owner` are kept. Records the absence of a new one as well.
     fn keep_of(&mut self, owner: Owner, new: Option<&[u8]>) -> Result<Keep> {
         if let Some(known) = self.owners.get(&owner) {
             return Ok(*known);
@@ -208,7 +208,7 @@ impl<'a> Keeper<'a> {
             Some(value) => self.volume_in(owner, value)?,
             None => None,
         };
-        let born = volume.is_none();
+        let is_new = volume.is_none();
         let volume = match (volume, new) {
             (None, Some(value)) => self.volume_in(owner, value)?,
             (volume, _) => volume,
@@ -219,12 +219,12 @@ impl<'a> Keeper<'a> {
         });
         let keep = match newest {
             None => Keep::Nothing,
-            Some((volume, number)) if born => {
+            Some((volume, number)) if is_new => {
                 self.txn.put(&keys::kept(number, &owner.key()), &[ABSENT]);
-                Keep::Born { number, volume }
+                Keep::Newer { number, volume }
             }
-            Some((volume, number)) if self.is_born_after(volume, number, owner)? => {
-                Keep::Born { number, volume }
+            Some((volume, number)) if self.is_newer_than(volume, number, owner)? => {
+                Keep::Newer { number, volume }
             }
             Some((volume, number)) => match self.shown_last(volume, number, owner, old.as_deref())? {
                 Some(number) => Keep::For { number, volume },
@@ -262,7 +262,7 @@ impl<'a> Keeper<'a> {
         }
         Ok(false)
     }
-    fn is_born_after(&self, volume: VolumeId, number: u32, owner: Owner) -> Result<bool> {
+    fn is_newer_than(&self, volume: VolumeId, number: u32, owner: Owner) -> Result<bool> {
         for n in self.from(volume, number) {
             if let Some(value) = self.txn.get(&keys::kept(n, &owner.key()))? {
                 return Ok(kept_value(&value)?.is_none());
@@ -296,7 +296,7 @@ impl<'a> Keeper<'a> {
     }
 
     /// An inode that was made after the snapshot and removed again leaves nothing behind.
-    fn forget_birth(&mut self, owner: Owner, number: u32, volume: VolumeId) -> Result<()> {
+    fn forget_absence(&mut self, owner: Owner, number: u32, volume: VolumeId) -> Result<()> {
         if self.from(volume, number).count() > 1 {
             return Ok(()); // the move from the later ones finds it
         }

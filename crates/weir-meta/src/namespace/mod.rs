@@ -9,7 +9,6 @@
 
 pub mod admit;
 pub mod attr;
-pub mod births;
 mod charge;
 pub mod clone;
 pub mod create;
@@ -24,6 +23,7 @@ pub mod import;
 pub mod keeper;
 pub mod layers;
 pub mod list;
+pub mod local_creates;
 pub mod log;
 pub mod lost;
 pub mod mirror;

@@ -286,7 +286,7 @@ const ENOTEMPTY: i32 = 39;
 const ESTALE: i32 = 116;
 
 #[test]
-fn a_file_is_born_in_its_directorys_range() {
+fn a_new_file_gets_a_number_of_its_directorys_range() {
     let mut w = World::new();
     let dir = w.mkdir(&root(), InodeId::ROOT, "d", 0o755).unwrap().entry.attr;
     let file = w.create(&root(), dir.ino, "f", 0o644).unwrap();
@@ -475,7 +475,7 @@ fn a_nameless_file_gets_a_name_or_goes_with_its_last_close() {
         attr
     };
     let (f, g) = (opened(&mut w), opened(&mut w));
-    assert_eq!((f.nlink, f.mode, f.uid, f.gid), (0, 0o644, 7, dir.gid), "as one that is born with a name");
+    assert_eq!((f.nlink, f.mode, f.uid, f.gid), (0, 0o644, 7, dir.gid), "as one that is created with a name");
     assert_ne!(f.ino, g.ino);
     assert_eq!(w.attr(dir.ino).unwrap(), before, "its directory did not change");
     w.commit(f.ino, 100, false).unwrap();

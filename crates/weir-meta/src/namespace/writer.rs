@@ -47,7 +47,7 @@ impl Cx<'_> {
     }
 }
 
-/// The layout of a file from its birth.
+/// The layout of a new file.
 pub(super) fn place(policy: LayoutPolicy, ino: InodeId) -> weir_proto::map::Layout {
     policy.layout(weir_proto::map::Layout::seed_of(ino))
 }

@@ -56,7 +56,7 @@ struct Test {
     config: EngineConfig,
     nodes: Vec<Node>,
     group: JournalGroup<u8>,
-    said: BTreeSet<(Epoch, u8)>,
+    reported: BTreeSet<(Epoch, u8)>,
     acknowledged: BTreeSet<u32>,
     writes: u32,
     met: BTreeMap<&'static str, u32>,
@@ -95,7 +95,7 @@ impl Test {
             config,
             nodes: nodes.collect(),
             group: JournalGroup::found(&[0, 1, 2], 0),
-            said: BTreeSet::new(),
+            reported: BTreeSet::new(),
             acknowledged: BTreeSet::new(),
             writes: 0,
             met: BTreeMap::new(),
@@ -271,12 +271,12 @@ impl Test {
         }
     }
 
-    fn say_caught_up(&mut self, id: u8, of: u8) {
+    fn report_caught_up(&mut self, id: u8, of: u8) {
         let Some(last) = self.engine(id).map(|e| e.epochs().last()) else { return };
         let Some(leading) = &self.nodes[usize::from(id)].leading else { return };
         let mut lead = leading.link.lead.lock().unwrap();
-        if lead.say_caught_up(of, last) {
-            self.said.insert((lead.epoch(), of));
+        if lead.report_caught_up(of, last) {
+            self.reported.insert((lead.epoch(), of));
         }
         drop(lead);
         if self.below(2) == 0 {
@@ -309,7 +309,7 @@ impl Test {
     }
 
     fn note_caught_up(&mut self) {
-        for (epoch, id) in std::mem::take(&mut self.said) {
+        for (epoch, id) in std::mem::take(&mut self.reported) {
             if self.group.caught_up(id, epoch) == Ok(true) {
                 self.met("caught up");
             }
@@ -362,7 +362,7 @@ impl Test {
                 self.send(a, b, answers).await;
             }
             24..28 => self.acknowledge(a),
-            28..30 => self.say_caught_up(a, b),
+            28..30 => self.report_caught_up(a, b),
             30..32 => self.change_map(),
             32..35 => self.learn(b).await,
             35 if self.below(4) == 0 => self.crash(b).await,
@@ -396,8 +396,8 @@ impl Test {
                 }
                 self.acknowledge(leader);
             }
-            (0..COPIES).for_each(|id| self.say_caught_up(leader, id));
-            for (epoch, id) in std::mem::take(&mut self.said) {
+            (0..COPIES).for_each(|id| self.report_caught_up(leader, id));
+            for (epoch, id) in std::mem::take(&mut self.reported) {
                 let _ = self.group.caught_up(id, epoch);
             }
             let is_current = |m: &weir_coord::decide::JournalMember<u8>| m.state == MemberState::Current;

@@ -124,10 +124,10 @@ impl Cluster {
         let promise = || node.copy.follower.promise();
         let members = self.group.clone();
         let group = Group { namespace: NAMESPACE, me: NodeId(id), members, links: node.links.clone() };
-        let said = self.caught_up.clone();
+        let reported = self.caught_up.clone();
         let report = Arc::new(move |id, epoch, news| {
             if news == News::CaughtUp {
-                said.lock().unwrap().push((id, epoch));
+                reported.lock().unwrap().push((id, epoch));
             }
         });
         let leader = Arc::new(Copier::begin(&node.env, engine.clone(), group, promise, report).await?);

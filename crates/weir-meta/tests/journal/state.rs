@@ -60,7 +60,7 @@ pub struct State {
     pub group: Rc<JournalGroup<u8>>,
     pub nodes: Vec<Rc<Node>>,
     /// The leader of an epoch reported to the coordinator that a member caught up.
-    pub said: BTreeSet<(Epoch, u8)>,
+    pub reported: BTreeSet<(Epoch, u8)>,
     pub acknowledged: BTreeSet<u8>,
     /// The number of writes that were made.
     pub writes: u8,
@@ -85,7 +85,7 @@ impl State {
         State {
             group: Rc::new(JournalGroup::found(&ids, 0)),
             nodes: ids.iter().map(|_| Rc::new(node.clone())).collect(),
-            said: BTreeSet::new(),
+            reported: BTreeSet::new(),
             acknowledged: BTreeSet::new(),
             writes: 0,
             crashes: 0,

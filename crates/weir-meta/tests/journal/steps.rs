@@ -90,7 +90,7 @@ pub enum Step {
     Acknowledge {
         at: u8,
     },
-    SayCaughtUp {
+    ReportCaughtUp {
         at: u8,
         of: u8,
     },
@@ -138,7 +138,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
             for to in lead.others() {
                 all.extend([Step::Compare { from: at, to }, Step::Take { from: at, to }]);
                 all.extend([Step::Kept { from: to, to: at }, Step::Answered { from: to, to: at }]);
-                all.extend([Step::RightEnds { from: to, to: at }, Step::SayCaughtUp { at, of: to }]);
+                all.extend([Step::RightEnds { from: to, to: at }, Step::ReportCaughtUp { at, of: to }]);
             }
         }
         all.extend([Step::Sync { at }, Step::Learn { at }, Step::PromiseEnds { at }]);
@@ -153,7 +153,7 @@ pub fn steps(rules: &Rules, state: &State) -> Vec<Step> {
             let next: Vec<Option<u8>> = ids.clone().filter(|o| *o != id && is_leader).map(Some).collect();
             all.extend(next.into_iter().chain([None]).map(|leader| Step::Down { id, leader }));
         }
-        all.extend(state.said.iter().map(|(epoch, id)| Step::Current { epoch: *epoch, id: *id }));
+        all.extend(state.reported.iter().map(|(epoch, id)| Step::Current { epoch: *epoch, id: *id }));
     }
     all
 }
@@ -171,7 +171,7 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         Step::RightEnds { from, to } => state.node_mut(to).lead.as_mut().map(|lead| lead.forget_answer(from)),
         Step::PromiseEnds { at } => promise_ends(&mut state, at),
         Step::Acknowledge { at } => acknowledge(rules, &mut state, at),
-        Step::SayCaughtUp { at, of } => say_caught_up(rules, &mut state, at, of),
+        Step::ReportCaughtUp { at, of } => report_caught_up(rules, &mut state, at, of),
         Step::Learn { at } => learn(rules, &mut state, at),
         Step::Crash { at, loses } => crash(rules, &mut state, at, loses),
         Step::Down { id, leader } => {
@@ -179,14 +179,14 @@ pub fn take(rules: &Rules, before: &State, step: Step) -> Option<State> {
         }
         Step::Back { id } => back(rules, &mut state, id),
         Step::Current { epoch, id } => {
-            state.said.remove(&(epoch, id));
+            state.reported.remove(&(epoch, id));
             Rc::make_mut(&mut state.group).caught_up(id, epoch).is_ok_and(|news| news).then_some(())
         }
         Step::AskToLead { id } => ask_to_lead(&mut state, id),
     };
     done.filter(|()| state != *before)?;
     let newest = state.group.epoch;
-    state.said.retain(|(epoch, _)| *epoch == newest); // the coordinator refuses the others
+    state.reported.retain(|(epoch, _)| *epoch == newest); // the coordinator refuses the others
     Some(state)
 }
 
@@ -340,7 +340,7 @@ fn acknowledge(rules: &Rules, state: &mut State, at: u8) -> Option<()> {
     Some(())
 }
 
-fn say_caught_up(rules: &Rules, state: &mut State, at: u8, of: u8) -> Option<()> {
+fn report_caught_up(rules: &Rules, state: &mut State, at: u8, of: u8) -> Option<()> {
     let newest = state.group.epoch;
     let node = state.node_mut(at);
     let last = CommitSeq(node.last());
@@ -351,16 +351,16 @@ fn say_caught_up(rules: &Rules, state: &mut State, at: u8, of: u8) -> Option<()>
     let compared = lead.kept_by(of).is_some_and(|kept| kept >= last);
     let mut early = lead.clone();
     if rules.is(Shortcut::CaughtUpEarly) && compared {
-        state.said.insert((newest, of));
+        state.reported.insert((newest, of));
         return Some(());
     }
-    let said = early.say_caught_up(of, last);
-    if rules.is(Shortcut::RightOfCurrentOnly) && said {
+    let reported = early.report_caught_up(of, last);
+    if rules.is(Shortcut::RightOfCurrentOnly) && reported {
         early.note_answer(of, newest, NOW).ok()?;
     }
     *lead = early;
-    said.then(|| {
-        state.said.insert((newest, of));
+    reported.then(|| {
+        state.reported.insert((newest, of));
     })
 }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use std::path::Path;
 use std::time::Duration;
 use weir_env::sim::World;
-use weir_proto::births::LeaseNames;
+use weir_proto::local_creates::LeaseNames;
 use weir_proto::meta::*;
 use weir_proto::{ErrorKind, InodeId, Result};
 

@@ -198,8 +198,8 @@ mod tests {
         assert_eq!(a.mode(), 0o660);
         a.set_mode(0o751);
         assert_eq!((a.mode(), a.perm(MASK), a.perm(GROUP_OBJ)), (0o751, Some(5), Some(4)));
-        let newborn = example().for_new(0o640);
-        assert_eq!((newborn.mode(), newborn.is_mode()), (0o640, false));
+        let new_file = example().for_new(0o640);
+        assert_eq!((new_file.mode(), new_file.is_mode()), (0o640, false));
         assert!(acl(&[(USER_OBJ, 6, NO_ID), (GROUP_OBJ, 4, NO_ID), (OTHER, 0, NO_ID)]).is_mode());
     }
 }

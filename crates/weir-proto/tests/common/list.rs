@@ -1,7 +1,7 @@
 //! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz
 //! targets.
 //!
-//! The user brings `access`, `backup`, `births`, `condition`, `coord`, `copies`, `data`, `enrol`, `event`,
+//! The user brings `access`, `backup`, `local_creates`, `condition`, `coord`, `copies`, `data`, `enrol`, `event`,
 //! `export`, `life`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`,
 //! `watch` and `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
 //! `the_list_is_complete`.
@@ -32,7 +32,7 @@ macro_rules! for_every_message {
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Revoke,
                 RecoverFile}
-            births::{LeaseNames, NamesLeased, MkdirWithNames, MadeWithNames, CreateMany, CreatedMany, Birth, RemoveMany, RemovedMany, Removal}
+            local_creates::{LeaseNames, NamesLeased, MkdirWithNames, MadeWithNames, CreateMany, CreatedMany, LocalCreate, RemoveMany, RemovedMany, Removal}
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,
                 GetWriteFloors, WriteFloors, WriteFloor, SetWriteFloor, ScanInodes, Scanned, DirectoryFacts, FileFacts}

@@ -26,7 +26,7 @@ const STARVED_MS: (u64, u64) = (5_000, 60_000);
 
 /// The node whose disk is full until the first fault ends, if that is [`DiskFull`]: later full disks come
 /// when it has all the space that a short run needs.
-pub(super) const FULL_FROM_BIRTH: &str = "s1";
+pub(super) const FULL_FROM_START: &str = "s1";
 
 /// The two sides are separated for well over a lease term and the time that the next leader waits.
 const SPLIT_MS_MIN: u64 = 12_000;
@@ -163,7 +163,7 @@ impl Faults {
             }
             StarvedNode => (self.some_starved(), vec![]),
             Burst => ((0..self.options.clients).map(client_name).collect(), vec![]),
-            DiskFull if first => (vec![FULL_FROM_BIRTH.into()], vec![]),
+            DiskFull if first => (vec![FULL_FROM_START.into()], vec![]),
             KillStorage | KillStorageAtPoint | PowerCutStorage | PauseStorage | SlowDisk | StallDisk
             | ReadErrors | DiskFull | EmptyReturns | OldCopyReturns | LoseTargetForGood | DrainTarget => {
                 (vec![self.some_storage()], vec![])

@@ -1,11 +1,11 @@
 //! One target of a node, composed of its store and the parts that work with it. Each part owns its state, and
 //! knows only parts that were made before it.
+use crate::admission::{Admission, Admitted};
 use crate::calls::Calls;
 use crate::comparing::Comparing;
 use crate::copies::Copies;
 use crate::damage::Damage;
 use crate::disk_threads::DiskThreads;
-use crate::door::{Door, Guest};
 use crate::fences::Fences;
 use crate::handed_over::HandedOver;
 use crate::logs::{Agreement, Mirrors, Overlays};
@@ -35,7 +35,7 @@ pub(crate) struct Target {
     pub store: Arc<Store>,
     clock: Clock,
     /// Requests of clients in progress.
-    door: Arc<Door>,
+    admission: Arc<Admission>,
     /// Rate at which this target copies cells from other members.
     pace: Arc<Pace>,
     pub reads: Arc<Reads>,
@@ -89,7 +89,7 @@ impl Target {
         };
         Target {
             clock: env.clock.clone(),
-            door: Arc::default(),
+            admission: Arc::default(),
             reads: Reads::new(members, requests, disk),
             writes: Writes::new(members, requests, disk, rebuilder, damage),
             overlays: overlays.clone(),
@@ -109,10 +109,10 @@ impl Target {
         }
     }
 
-    /// Begins a request of a client at the door, or refuses it.
-    pub fn enter(&self, call: &Call, bytes: u64) -> Result<Guest> {
-        let entered = self.door.enter(&self.clock, call.connection.id(), bytes, call.deadline);
-        entered.map_err(|(pause, inside)| {
+    /// Admits a request of a client, or refuses it.
+    pub fn admit(&self, call: &Call, bytes: u64) -> Result<Admitted> {
+        let admitted = self.admission.admit(&self.clock, call.connection.id(), bytes, call.deadline);
+        admitted.map_err(|(pause, inside)| {
             let id = self.store.target;
             Error::busy(pause, format!("{id} is busy: {inside} requests of clients are in progress there"))
         })
@@ -125,7 +125,7 @@ impl Target {
             Handled::Later(reply) => Handled::Later(Box::pin(async move {
                 let reply = reply.await?;
                 let now = clock.now();
-                pace.felt(now, now.since(came));
+                pace.note_latency(now, now.since(came));
                 Ok(reply)
             })),
             now => now,

@@ -623,13 +623,13 @@ impl Peers for Links {
             Ok(map.clone())
         })
     }
-    fn place_copied(&self, said: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
+    fn place_copied(&self, report: PlaceCopied) -> BoxFuture<'static, Result<Arc<ClusterMap>>> {
         let world = self.world();
         Box::pin(async move {
             let world = world?;
             let mut map = world.map.lock().unwrap();
             let mut next = (**map).clone();
-            let PlaceCopied { target, group, epoch, done } = said;
+            let PlaceCopied { target, group, epoch, done } = report;
             match done {
                 false => weir_coord::decide::close_move(&mut next, group, target, epoch)?,
                 true => drop(weir_coord::decide::finish_move(&mut next, group, target, epoch)?),

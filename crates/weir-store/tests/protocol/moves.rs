@@ -88,12 +88,12 @@ pub fn finish(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
     let (epoch, copied) = s.image.clone()?;
     let (mut map, any) = (changed(s), rules.has(Shortcut::CopyOfEarlierEpoch));
     let found = *map.moves.first().filter(|found| usize::from(found.place) == at)?;
-    let mut said = epoch;
+    let mut closed_in = epoch;
     if any {
-        said = s.map.epoch();
-        map.moves[0].closed_in = said;
+        closed_in = s.map.epoch();
+        map.moves[0].closed_in = closed_in;
     }
-    decide::finish_move(&mut map, GROUP, found.to, said).ok()?;
+    decide::finish_move(&mut map, GROUP, found.to, closed_in).ok()?;
     publish(rules, s, map);
     s.image = None;
     let target = &mut s.targets[at];

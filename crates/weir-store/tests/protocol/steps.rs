@@ -571,8 +571,8 @@ fn replace(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
 }
 
 fn refilled(rules: &Rules, s: &mut State, at: usize) -> Option<()> {
-    let said = s.targets[at].repair == Repair::Done || rules.has(Shortcut::FilledEarly);
-    if !said || !s.targets[at].up || !s.map.is_filled(at) {
+    let is_reported = s.targets[at].repair == Repair::Done || rules.has(Shortcut::FilledEarly);
+    if !is_reported || !s.targets[at].up || !s.map.is_filled(at) {
         return None;
     }
     let mut map = (*s.map.0).clone();

@@ -44,7 +44,7 @@ struct Row {
     namespace: String,
     session: SessionShown,
     /// Its node's own report, if it sends any.
-    said: Option<NodeCondition>,
+    report: Option<NodeCondition>,
 }
 
 fn list(at: &Status) -> Outcome<()> {
@@ -77,7 +77,7 @@ fn list(at: &Status) -> Outcome<()> {
 async fn ask(at: &Status) -> Outcome<Vec<Row>> {
     let env = weir_env::real::env();
     let cluster = observe::observe(&env, &coordinators(at)?, "weir client").await?;
-    let mut said = match cluster.conditions().await {
+    let mut reports = match cluster.conditions().await {
         Ok(all) => all.nodes,
         Err(e) if e.kind == ErrorKind::Unavailable => return Err(e.into()),
         Err(_) => Vec::new(), // an older coordinator has none
@@ -88,11 +88,11 @@ async fn ask(at: &Status) -> Outcome<Vec<Row>> {
         let doing = |e: Error| e.doing(format_args!("list the clients of namespace {}", namespace.name));
         let (all, _) = leader.call(&SessionList {}, Vec::new(), PATIENCE).await.map_err(doing)?;
         for session in all.sessions.into_iter().filter(|s| !s.client.starts_with(COMMANDS)) {
-            let its = said
+            let its = reports
                 .iter()
                 .position(|n| !n.condition.client.is_empty() && n.condition.client == session.client);
-            let said = its.map(|at| said.swap_remove(at));
-            rows.push(Row { namespace: namespace.name.clone(), session, said });
+            let report = its.map(|at| reports.swap_remove(at));
+            rows.push(Row { namespace: namespace.name.clone(), session, report });
         }
     }
     rows.sort_by(|a, b| a.session.client.cmp(&b.session.client));
@@ -107,7 +107,7 @@ impl Row {
         host.unwrap_or(full)
     }
     fn role(&self) -> &'static str {
-        match self.session.role.or(self.said.as_ref().map(|n| n.role)) {
+        match self.session.role.or(self.report.as_ref().map(|n| n.role)) {
             Some(Role::Mount) => "mount",
             Some(Role::Mover) => "mover",
             Some(_) => "command",
@@ -115,13 +115,13 @@ impl Row {
         }
     }
     fn host(&self) -> Option<&str> {
-        self.said.as_ref().map(|n| n.condition.host.as_str()).filter(|host| !host.is_empty())
+        self.report.as_ref().map(|n| n.condition.host.as_str()).filter(|host| !host.is_empty())
     }
     fn release(&self) -> Option<&str> {
-        self.said.as_ref().map(|n| n.condition.release.as_str()).filter(|release| !release.is_empty())
+        self.report.as_ref().map(|n| n.condition.release.as_str()).filter(|release| !release.is_empty())
     }
     fn unwritten(&self) -> Option<u64> {
-        self.said.as_ref().map(|n| n.condition.unwritten_bytes)
+        self.report.as_ref().map(|n| n.condition.unwritten_bytes)
     }
 
     fn cells(&self) -> Vec<String> {

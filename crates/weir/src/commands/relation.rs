@@ -141,10 +141,10 @@ fn with_rules(mut info: Value, rules: &RelationRules) -> Value {
     info
 }
 
-async fn change(client: &Client, args: &One, verb: RelationVerb, said: &str, json: bool) -> Outcome<()> {
+async fn change(client: &Client, args: &One, verb: RelationVerb, done: &str, json: bool) -> Outcome<()> {
     let relation = find_relation(client, &args.relation).await?;
     client.change_relation(&own_cred(), relation.id, verb).await.map_err(explain)?;
-    say(json, relation.id, &relation.id.to_string(), said);
+    say(json, relation.id, &relation.id.to_string(), done);
     Ok(())
 }
 

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_of_a_silent_cluster_and_that_is_said() {
+    fn a_silent_cluster_is_shown_as_unknown() {
         let nothing = Snapshot::default();
         assert_eq!(status(&nothing)["healthy"], false);
         assert_eq!(top(&nothing, "user"), Some(json!({ "rows": [] })));

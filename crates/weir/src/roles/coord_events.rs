@@ -25,18 +25,18 @@ const PAUSES: u32 = 9;
 /// Runs until it is dropped. `dir`: the coordinator's; in the directory of a cluster on one machine, the
 /// processes there are checked, too.
 pub async fn note(env: &Env, coord: &CoordNode, dir: &Path) {
-    let (mut asker, mut said) = (None, String::new());
+    let (mut asker, mut logged) = (None, String::new());
     env.clock.sleep(FIRST_AFTER).await;
     loop {
         let begun = env.clock.now();
         match round(env, coord, dir, &mut asker).await {
-            Ok(()) => said.clear(),
+            Ok(()) => logged.clear(),
             Err(failure) => {
                 let why = failure.error.to_string();
-                if why != said {
+                if why != logged {
                     tracing::warn!("events are not noted, which is tried again: {why}");
                 }
-                said = why;
+                logged = why;
             }
         }
         let took = env.clock.now().since(begun);

@@ -18,7 +18,7 @@ use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, MIB};
 
 /// How often a mount that saves its data at its end reports the rest.
-const SAY_UNSAVED_EVERY: Duration = Duration::from_millis(250);
+const REPORT_UNSAVED_EVERY: Duration = Duration::from_millis(250);
 
 pub fn mount(args: &MountRole, environment: &Environment) -> Outcome<()> {
     let mut config = configure(&args.role, "mount")?;
@@ -153,19 +153,19 @@ async fn set_flags(path: &Path, words: &MountWords) -> Outcome<()> {
 async fn save_rest(node: &Node, client: &Client) -> weir_proto::Result<()> {
     let saving = client.shutdown();
     tokio::pin!(saving);
-    let mut said = 0;
+    let mut reported = 0;
     loop {
         tokio::select! {
             biased;
             saved = &mut saving => {
-                if said > 0 || saved.is_err() {
+                if reported > 0 || saved.is_err() {
                     node.report_unsaved(if saved.is_ok() { 0 } else { client.unsaved_bytes() });
                 }
                 return saved;
             }
-            () = node.env.clock.sleep(SAY_UNSAVED_EVERY) => {
-                said = client.unsaved_bytes();
-                node.report_unsaved(said);
+            () = node.env.clock.sleep(REPORT_UNSAVED_EVERY) => {
+                reported = client.unsaved_bytes();
+                node.report_unsaved(reported);
             }
         }
     }

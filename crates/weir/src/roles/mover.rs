@@ -139,7 +139,7 @@ impl Connecting {
     /// Tries until the leader answers, even if it or the coordinator takes long. Ends only with a refusal; at
     /// the start, which an administrator watches, also if the namespace does not exist.
     pub(super) async fn connect(&self, starts: bool) -> Outcome<Client> {
-        let mut said = None;
+        let mut logged = None;
         loop {
             let e = match Client::connect(self.env.clone(), self.config.clone(), Arc::new(NoKernel)).await {
                 Ok(client) => {
@@ -155,9 +155,9 @@ impl Connecting {
             }
             let why = e.to_string();
             self.unreached.failed(self.env.clock.now(), why.clone());
-            if said.as_ref() != Some(&why) {
+            if logged.as_ref() != Some(&why) {
                 tracing::warn!("try again to reach the metadata leader: {e}");
-                said = Some(why);
+                logged = Some(why);
             }
             self.env.clock.sleep(RECONNECT_PAUSE).await;
         }

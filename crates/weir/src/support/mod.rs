@@ -294,10 +294,10 @@ fn end_of(path: &Path) -> std::io::Result<String> {
 
 /// The log of the package's units; nothing on a machine without a journal.
 fn put_journal(bundle: &mut Bundle) -> Outcome<()> {
-    let said = Command::new("journalctl").args(["--unit=weir-*", "--lines=5000", "--no-pager"]).output();
-    match said {
-        Ok(said) if said.status.success() => {
-            bundle.put_text("logs/journal.txt", &String::from_utf8_lossy(&said.stdout))
+    let output = Command::new("journalctl").args(["--unit=weir-*", "--lines=5000", "--no-pager"]).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            bundle.put_text("logs/journal.txt", &String::from_utf8_lossy(&output.stdout))
         }
         _ => Ok(()),
     }

@@ -69,7 +69,7 @@ fn python(python: &Path, code: &str, args: &[&str]) -> Child {
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn said(what: &str, mut child: Child, patience: Duration) -> String {
+fn output_of(what: &str, mut child: Child, patience: Duration) -> String {
     let status = ends(what, &mut child, patience);
     let (mut out, mut err) = (String::new(), String::new());
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
@@ -108,7 +108,7 @@ fn swmr(seconds: u64) {
     eprintln!("{written} frames written, the slowest in {slowest} s");
     assert!(written >= seconds, "only {written} frames in {seconds} s");
     for reader in readers {
-        let output = said("a reader", reader, patience);
+        let output = output_of("a reader", reader, patience);
         let output: Vec<&str> = output.split_whitespace().collect();
         let [seen, polls, median, most, lag, late, poll, read] = output[..] else { panic!("{output:?}") };
         eprintln!(

@@ -114,8 +114,8 @@ impl Machines {
         command.args(["--pid-file", &pid_file]).stderr(File::create(&log).unwrap());
         let mut child = command.spawn().unwrap();
         wait_until(&format!("{name} serves"), PATIENCE, || {
-            let said = || fs::read_to_string(&log).unwrap();
-            assert!(child.try_wait().unwrap().is_none(), "{name} ended: {}", said());
+            let logged = || fs::read_to_string(&log).unwrap();
+            assert!(child.try_wait().unwrap().is_none(), "{name} ended: {}", logged());
             text(&fs::read(&pid_file).unwrap_or_default()).contains("\"ready\":true")
         });
         self.running.push((name.into(), child));

@@ -92,8 +92,8 @@ fn an_etcd_without_space_is_named() {
     };
     alarm("ACTIVATE");
     wait_until("etcd's lack of space is named", PATIENCE, || {
-        let said = cluster.try_run_weir(&["status"]);
-        let (code, out, err) = (said.status.code(), text(&said.stdout), text(&said.stderr));
+        let printed = cluster.try_run_weir(&["status"]);
+        let (code, out, err) = (printed.status.code(), text(&printed.stdout), text(&printed.stderr));
         let is_trouble = code == Some(1) && out.contains("etcd has no space (alarm NOSPACE of ");
         is_trouble || code == Some(6) && err.contains("database space exceeded")
     });

@@ -118,16 +118,19 @@ fn wrong_clocks_and_old_certificates_are_named() {
     let words = ["the certificate of s3 ended "];
     table.check(&machines, "certificate of a node has ended", slow("certificate-ended", 1, &words));
     let config = format!("{}/storage.toml", machines.path("s3"));
-    let (code, said) = machines.refused(3, &["storage", "--config", &config]);
-    assert!(code == 5 && said.contains("s3 has expired on") && said.contains("join"), "{code}: {said}");
+    let (code, printed) = machines.refused(3, &["storage", "--config", &config]);
+    assert!(
+        code == 5 && printed.contains("s3 has expired on") && printed.contains("join"),
+        "{code}: {printed}"
+    );
 
     // That of another cluster.
     let other = machines.path("other");
     machines.done(5, &["init", "--dir", &other, "--listen", "tcp:10.77.0.5:7000", "--targets", "1"]);
     let admin = format!("{other}/admin.pem");
     let asked = ["status", "--coordinator", "tcp:10.77.0.1:7000", "--certificate", &admin];
-    let said = machines.weir(5, &asked);
-    assert_eq!(said.status.code(), Some(5));
-    assert!(text(&said.stderr).contains("authority"), "{}", text(&said.stderr));
+    let printed = machines.weir(5, &asked);
+    assert_eq!(printed.status.code(), Some(5));
+    assert!(text(&printed.stderr).contains("authority"), "{}", text(&printed.stderr));
     table.finish("clocks and certificates");
 }

@@ -56,7 +56,7 @@ struct Row {
 #[derive(Default)]
 pub struct Table(Vec<Row>);
 
-struct Said {
+struct Answers {
     status: String,
     why: String,
     took: Duration,
@@ -70,7 +70,7 @@ fn error_of(stderr: &[u8]) -> String {
 }
 
 /// One after the other, as a user would.
-fn ask(cluster: &impl Administered, expected: Expected<'_>) -> Said {
+fn ask(cluster: &impl Administered, expected: Expected<'_>) -> Answers {
     let asked = Instant::now();
     let why = cluster.administer(&["why", expected.about, "--json"]);
     let took = asked.elapsed();
@@ -91,7 +91,7 @@ fn ask(cluster: &impl Administered, expected: Expected<'_>) -> Said {
         [] => format!("exit {exit} {}", error_of(&status.stderr)),
         codes => format!("exit {exit} {}", codes.join(", ")),
     };
-    Said {
+    Answers {
         status: shown,
         took,
         status_is_right: exit == expected.exit
@@ -105,35 +105,41 @@ impl Table {
     /// Waits until both name the fault as expected, or for long enough.
     pub fn check(&mut self, cluster: &impl Administered, fault: &str, expected: Expected<'_>) {
         let began = Instant::now();
-        let said = loop {
-            let said = ask(cluster, expected);
-            let right = said.status_is_right && said.why_is_right;
+        let answers = loop {
+            let answers = ask(cluster, expected);
+            let right = answers.status_is_right && answers.why_is_right;
             if right || began.elapsed() > PATIENCE {
-                break said;
+                break answers;
             }
             std::thread::sleep(Duration::from_millis(100));
         };
-        let right = said.status_is_right && said.why_is_right;
+        let right = answers.status_is_right && answers.why_is_right;
         if !right {
-            eprintln!("{fault}: status {}, why {}", said.status_is_right, said.why_is_right);
+            eprintln!("{fault}: status {}, why {}", answers.status_is_right, answers.why_is_right);
         }
-        self.0.push(Row { fault: fault.into(), status: said.status, why: said.why, took: said.took, right });
+        self.0.push(Row {
+            fault: fault.into(),
+            status: answers.status,
+            why: answers.why,
+            took: answers.took,
+            right,
+        });
     }
 
     /// Waits until nothing is wrong any more.
     pub fn heal(&self, cluster: &impl Administered) {
         let began = Instant::now();
         loop {
-            let said = cluster.administer(&["status", "--json"]);
-            let status: Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
-            if said.status.success() && status["redundant"] == true {
+            let output = cluster.administer(&["status", "--json"]);
+            let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            if output.status.success() && status["redundant"] == true {
                 return;
             }
             assert!(
                 began.elapsed() < 2 * PATIENCE,
                 "not healthy again: {:#}{}",
                 status["troubles"],
-                text(&said.stderr)
+                text(&output.stderr)
             );
             std::thread::sleep(Duration::from_millis(100));
         }

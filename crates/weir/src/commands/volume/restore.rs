@@ -330,8 +330,8 @@ fn copy(from: &Path, to: &Path) -> Outcome<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::io(format!("copy {}: {said}", from.display())).into())
+    let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::io(format!("copy {}: {error}", from.display())).into())
 }
 
 /// Moves the whole copy to its place. The present file gets an unused name, in one step: at no moment is one

@@ -274,10 +274,10 @@ mod tests {
             event("d", 100, 0),
             event("e", 0, 0),
         ]);
-        let said: Vec<String> =
+        let lines: Vec<String> =
             changes(&before, &after).iter().map(|(c, event)| line(*c, event, 200)).collect();
         assert_eq!(
-            said,
+            lines,
             [
                 "1970-01-01T00:02:00Z  cleared  warning   mover-down  c is not running",
                 "1970-01-01T00:01:20Z  known    warning   mover-down  a is not running",

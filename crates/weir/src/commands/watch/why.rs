@@ -84,12 +84,12 @@ fn as_text(what: &str, evidence: &Evidence, found: &[Finding], ended_waits: &[St
     };
     ended_waits.iter().for_each(|line| out += &format!("  {line}\n"));
     // Each cause has its remedy below it; one that serves several is not repeated.
-    let mut said = Vec::new();
+    let mut shown = Vec::new();
     for Finding { text, action, .. } in found {
         out += &format!("  {text}\n");
-        if !action.is_empty() && !said.contains(&action) {
+        if !action.is_empty() && !shown.contains(&action) {
             out += &format!("    to do: {action}\n");
-            said.push(action);
+            shown.push(action);
         }
     }
     if evidence.is_partial {

@@ -14,7 +14,7 @@ pub const CROWD_MAX: usize = EVENTS_MAX;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A limited number of things of one kind.
-pub struct Door {
+pub struct Admission {
     count: Arc<AtomicUsize>,
     max: usize,
     /// Their name and action, for the refusal.
@@ -30,9 +30,9 @@ impl Drop for Taken {
     }
 }
 
-impl Door {
-    pub fn new(max: usize, what: &'static str) -> Door {
-        Door { count: Arc::default(), max, what }
+impl Admission {
+    pub fn new(max: usize, what: &'static str) -> Admission {
+        Admission { count: Arc::default(), max, what }
     }
     pub fn take(&self) -> Result<Taken> {
         let taken = self.count.fetch_update(Relaxed, Relaxed, |n| (n < self.max).then_some(n + 1));
@@ -54,12 +54,12 @@ mod tests {
 
     #[test]
     fn requests_beyond_a_bound_are_refused_until_others_end() {
-        let door = Door::new(2, "questions wait");
-        let (first, _second) = (door.take().unwrap(), door.take().unwrap());
-        let refused = door.take().err().unwrap().context;
+        let bound = Admission::new(2, "questions wait");
+        let (first, _second) = (bound.take().unwrap(), bound.take().unwrap());
+        let refused = bound.take().err().unwrap().context;
         assert!(refused.starts_with("2 questions wait at this coordinator already"), "{refused}");
         drop(first);
-        assert!(door.take().is_ok());
-        assert_eq!(door.count.load(Relaxed), 1);
+        assert!(bound.take().is_ok());
+        assert_eq!(bound.count.load(Relaxed), 1);
     }
 }

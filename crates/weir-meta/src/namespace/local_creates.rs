@@ -5,7 +5,7 @@
 //! on names permits is not refused later: limits and access control lists are checked when the names are
 //! granted, unused numbers count under limits of inodes, and a change of these revokes the lease first.
 use super::charge::Charge;
-use super::create::{Birth, SERIAL_NUMBERS};
+use super::create::{ParentDir, SERIAL_NUMBERS};
 use super::gate::OwnDir;
 use super::*;
 use crate::keys::{Letter, Sequence};
@@ -13,8 +13,8 @@ use crate::lease::Numbers;
 use crate::record::unknown_version;
 use crate::table::Table;
 use bytes::Bytes;
-use weir_proto::births::{
-    self, BIRTH_BYTES_MAX, BIRTHS_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames,
+use weir_proto::local_creates::{
+    BATCH_BYTES_MAX, BATCH_FILES_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames, LocalCreate,
     MadeWithNames, MkdirWithNames, NUMBERS_MAX, NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::{INLINE_MAX, Made, Mkdir};
@@ -93,7 +93,7 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
         account: Account::NONE,
         limits_bytes: false,
     };
-    let Some(policy) = cx.policy_of_births(r, &access) else { return Ok(refused) };
+    let Some(policy) = cx.policy_of_creates(r, &access) else { return Ok(refused) };
     let (account, quotas) = (cx.limited_account(r, &access), cx.rules.quotas);
     let numbers = cx.numbers_within_limits(r.dir, account, r.numbers.clamp(1, NUMBERS_MAX))?;
     if numbers == 0 {
@@ -127,20 +127,20 @@ pub fn mkdir_with_names(cx: &mut Cx<'_>, r: &MkdirWithNames) -> Attempt<MadeWith
 }
 
 pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
-    let bytes = |b: &births::Birth| b.name.len() + b.content.as_ref().map_or(0, Bytes::len);
-    check_batch(r.births.len(), r.births.iter().map(bytes).sum())?;
+    let bytes = |c: &LocalCreate| c.name.len() + c.content.as_ref().map_or(0, Bytes::len);
+    check_batch(r.creates.len(), r.creates.iter().map(bytes).sum())?;
     let (dir, session) = (cx.names_of_batch(r.dir, &r.cred)?, cx.rules.session);
     let mut block = find_block(cx.read(), session, r.dir)?.ok_or_else(|| {
         Error::invalid(format!("session {session} has no inode numbers in directory {}", r.dir))
     })?;
-    let (mut birth, mut charge) = (Birth::of(cx, dir)?, Charge::default());
-    for born in &r.births {
-        charge = charge.and(cx.bear(&mut birth, &mut block, &r.cred, born)?);
+    let (mut dir, mut charge) = (ParentDir::of(cx, dir)?, Charge::default());
+    for created in &r.creates {
+        charge = charge.and(cx.create_reported(&mut dir, &mut block, &r.cred, created)?);
     }
-    cx.put_tally(r.dir, &birth.tally);
+    cx.put_tally(r.dir, &dir.tally);
     NUMBERS.put(cx.txn, (session, r.dir), &block);
     cx.charge(r.dir, charge)?;
-    Ok(CreatedMany { parent_attr: directory_attr(r.dir, &birth.access, &birth.tally) })
+    Ok(CreatedMany { parent_attr: directory_attr(r.dir, &dir.access, &dir.tally) })
 }
 
 pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Attempt<RemovedMany> {
@@ -173,9 +173,9 @@ pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Attempt<RemovedMany> {
 }
 
 fn check_batch(files: usize, bytes: usize) -> Result<()> {
-    if files == 0 || files > BIRTHS_MAX || bytes > BIRTH_BYTES_MAX {
+    if files == 0 || files > BATCH_FILES_MAX || bytes > BATCH_BYTES_MAX {
         return Err(Error::invalid(format!(
-            "a batch of {files} files with {bytes} bytes: 1 to {BIRTHS_MAX} files with at most {BIRTH_BYTES_MAX} bytes are allowed"
+            "a batch of {files} files with {bytes} bytes: 1 to {BATCH_FILES_MAX} files with at most {BATCH_BYTES_MAX} bytes are allowed"
         )));
     }
     Ok(())
@@ -189,7 +189,7 @@ impl Cx<'_> {
     }
 
     /// Where files go that a client creates locally; `None`: it has to ask for each.
-    fn policy_of_births(&self, r: &LeaseNames, access: &Access) -> Option<LayoutPolicy> {
+    fn policy_of_creates(&self, r: &LeaseNames, access: &Access) -> Option<LayoutPolicy> {
         let rules = self.rules;
         let clocks_apart_ms = r.now.nanos.abs_diff(rules.now.nanos) / 1_000_000;
         let may = access.mode & (NOT_ENUMERATED | HAS_ACL) == 0
@@ -209,73 +209,73 @@ impl Cx<'_> {
     }
 
     /// One file of a batch: everything except the directory's tally and charge.
-    fn bear(
+    fn create_reported(
         &mut self,
-        birth: &mut Birth,
+        dir: &mut ParentDir,
         block: &mut NumberBlock,
         cred: &Cred,
-        born: &births::Birth,
+        created: &LocalCreate,
     ) -> Result<Charge> {
-        check_name(&born.name)?;
-        if born.ino < block.next || born.ino >= block.end {
+        check_name(&created.name)?;
+        if created.ino < block.next || created.ino >= block.end {
             return Err(Error::invalid(format!(
                 "inode number {} for {:?} in directory {}: {} to {} are left",
-                born.ino,
-                show(&born.name),
-                birth.dir,
+                created.ino,
+                show(&created.name),
+                dir.ino,
                 block.next,
                 block.end
             )));
         }
-        block.next = InodeId(born.ino.0 + 1);
-        assert!(block.next <= block.end, "number {} is past the end of its block", born.ino);
-        if find_link(self.read(), birth.dir, &born.name)?.is_some() {
+        block.next = InodeId(created.ino.0 + 1);
+        assert!(block.next <= block.end, "number {} is past the end of its block", created.ino);
+        if find_link(self.read(), dir.ino, &created.name)?.is_some() {
             return Err(Error::exists(format!(
                 "{:?} is in directory {} already",
-                show(&born.name),
-                birth.dir
+                show(&created.name),
+                dir.ino
             )));
         }
-        let inherited = Inherited::of_mode(born.mode);
-        let mut inode = self.newborn(birth, cred, FileKind::Regular, &inherited);
-        let at = self.rules.near(born.at);
-        (inode.atime, inode.mtime) = (born.atime, born.mtime);
-        (inode.ctime, inode.btime) = (self.rules.near(born.ctime), at);
+        let inherited = Inherited::of_mode(created.mode);
+        let mut inode = self.new_inode(dir, cred, FileKind::Regular, &inherited);
+        let at = self.rules.near(created.at);
+        (inode.atime, inode.mtime) = (created.atime, created.mtime);
+        (inode.ctime, inode.btime) = (self.rules.near(created.ctime), at);
         if block.account != Account::NONE {
-            require_account(&inode, block.account, born)?;
+            require_account(&inode, block.account, created)?;
         }
-        set_owner(&mut inode, cred, born)?;
-        inode.layout = Some(Layout { seed: Layout::seed_of(born.ino), ..block.layout });
-        self.take_writer(born.ino, &mut inode);
-        inode.writing.dirty = !born.clean;
-        self.store_content(&mut inode, born)?;
-        self.insert_name(birth.dir, &mut birth.tally, &born.name, born.ino, FileKind::Regular);
+        set_owner(&mut inode, cred, created)?;
+        inode.layout = Some(Layout { seed: Layout::seed_of(created.ino), ..block.layout });
+        self.take_writer(created.ino, &mut inode);
+        inode.writing.dirty = !created.clean;
+        self.store_content(&mut inode, created)?;
+        self.insert_name(dir.ino, &mut dir.tally, &created.name, created.ino, FileKind::Regular);
         // The directory changed at the client's time, not at the time of this report.
-        birth.tally.mtime = at;
-        inode.cookie = birth.tally.next_cookie - 1;
-        self.put_inode(born.ino, &inode);
-        let (ino, parent, name) = (born.ino, birth.dir, born.name.clone());
+        dir.tally.mtime = at;
+        inode.cookie = dir.tally.next_cookie - 1;
+        self.put_inode(created.ino, &inode);
+        let (ino, parent, name) = (created.ino, dir.ino, created.name.clone());
         self.log(parent, || What::Made { ino, kind: FileKind::Regular, parent, name })?;
         if inode.size > 0 {
             self.log(parent, || What::Data { ino, offset: 0, len: inode.size })?;
         }
-        if born.open_write == 0 {
+        if created.open_write == 0 {
             self.log(parent, || What::Complete { ino, size: inode.size })?; // no close follows
         }
         Ok(Charge::file(&inode))
     }
 
     /// Stores the content as a commit of a small file does.
-    fn store_content(&mut self, inode: &mut Inode, born: &births::Birth) -> Result<()> {
-        let Some(content) = &born.content else { return Ok(()) };
+    fn store_content(&mut self, inode: &mut Inode, created: &LocalCreate) -> Result<()> {
+        let Some(content) = &created.content else { return Ok(()) };
         if content.len() > INLINE_MAX {
             return Err(Error::invalid(format!(
                 "{} bytes of {:?}: at most {INLINE_MAX} are kept in an inode",
                 content.len(),
-                show(&born.name)
+                show(&created.name)
             )));
         }
-        tables::DATA.put_bytes(self.txn, born.ino, content);
+        tables::DATA.put_bytes(self.txn, created.ino, content);
         (inode.size, inode.allocated) = (content.len() as u64, content.len() as u64);
         inode.data_version += 1;
         Ok(())
@@ -283,37 +283,37 @@ impl Cx<'_> {
 }
 
 /// The numbers were given for files of one account.
-fn require_account(inode: &Inode, account: Account, born: &births::Birth) -> Result<()> {
+fn require_account(inode: &Inode, account: Account, created: &LocalCreate) -> Result<()> {
     let is_of = |uid, gid| (uid, gid) == (account.uid, account.gid);
-    if is_of(inode.uid, inode.gid) && is_of(born.uid, born.gid) {
+    if is_of(inode.uid, inode.gid) && is_of(created.uid, created.gid) {
         return Ok(());
     }
     Err(Error::invalid(format!(
         "{:?} is of user {} and group {}: its number was given for files of user {} and group {}",
-        show(&born.name),
-        born.uid,
-        born.gid,
+        show(&created.name),
+        created.uid,
+        created.gid,
         account.uid,
         account.gid
     )))
 }
 
 /// Sets owner and group: those that `chown` of the user may have set since the create.
-fn set_owner(inode: &mut Inode, cred: &Cred, born: &births::Birth) -> Result<()> {
-    let change = Change { uid: Some(born.uid), gid: Some(born.gid), ..Change::default() };
+fn set_owner(inode: &mut Inode, cred: &Cred, created: &LocalCreate) -> Result<()> {
+    let change = Change { uid: Some(created.uid), gid: Some(created.gid), ..Change::default() };
     if inode.owned().check(cred, &change, MayWrite::No).is_err() {
         return Err(Error::name(
             NameRule::NotOwner,
             format!(
                 "user {} may not give {:?} to user {} and group {}",
                 cred.uid,
-                show(&born.name),
-                born.uid,
-                born.gid
+                show(&created.name),
+                created.uid,
+                created.gid
             ),
         ));
     }
-    (inode.uid, inode.gid) = (born.uid, born.gid);
+    (inode.uid, inode.gid) = (created.uid, created.gid);
     Ok(())
 }
 

@@ -16,9 +16,9 @@ use bytes::Bytes;
 pub const NUMBERS_MIN: u32 = 256;
 pub const NUMBERS_MAX: u32 = 4096;
 /// Files of one batch, and bytes of their names and contents: a fourth of the longest message.
-pub const BIRTHS_MAX: usize = 256;
-pub const BIRTH_BYTES_MAX: usize = 256 * 1024;
-/// Times of births are the client's: a leader whose clock is further away from it gives it no names.
+pub const BATCH_FILES_MAX: usize = 256;
+pub const BATCH_BYTES_MAX: usize = 256 * 1024;
+/// Times of creation are the client's: a leader whose clock is further away from it gives it no names.
 pub const CLOCKS_APART_MS_MAX: u64 = 10_000;
 
 message!(
@@ -72,7 +72,7 @@ message!(MadeWithNames {
 });
 message!(
     /// Files that were created under a Write lease on a directory, in the order of their numbers.
-    CreateMany = 107 by [Mount, Mover, Console] -> CreatedMany { op: Op, cred: Cred, dir: InodeId, births: Vec<Birth> }
+    CreateMany = 107 by [Mount, Mover, Console] -> CreatedMany { op: Op, cred: Cred, dir: InodeId, creates: Vec<LocalCreate> }
 );
 message!(CreatedMany { parent_attr: Attr });
 message!(
@@ -81,7 +81,7 @@ message!(
 );
 message!(RemovedMany { parent_attr: Attr });
 message!(Removal { name: Bytes, ino: InodeId, at: Time });
-message!(Birth {
+message!(LocalCreate {
     ino: InodeId,
     name: Bytes,
     /// Without the bits of the umask.

@@ -2,7 +2,7 @@
 //! it reports.
 use crate::common::*;
 use bytes::Bytes;
-use weir_proto::births::*;
+use weir_proto::local_creates::*;
 use weir_proto::meta::*;
 use weir_proto::quota::Account;
 use weir_proto::volume::{Quota, VolumeChange};
@@ -15,9 +15,9 @@ async fn lease_names(client: &Client, dir: InodeId, numbers: u32) -> NamesLeased
     let (session, now) = (client.session, now(client));
     client.call(&LeaseNames { session, dir, numbers, now, uid: 0, gid: 0 }).await.unwrap()
 }
-fn birth(client: &Client, ino: InodeId, name: &str) -> Birth {
+fn local_create(client: &Client, ino: InodeId, name: &str) -> LocalCreate {
     let (at, written) = (now(client), now(client));
-    Birth {
+    LocalCreate {
         ino,
         name: b(name),
         mode: 0o640,
@@ -33,8 +33,8 @@ fn birth(client: &Client, ino: InodeId, name: &str) -> Birth {
         ctime: written,
     }
 }
-async fn create_many(client: &Client, dir: InodeId, births: Vec<Birth>) -> Result<CreatedMany> {
-    client.call(&CreateMany { op: client.op(), cred: root(), dir, births }).await
+async fn create_many(client: &Client, dir: InodeId, creates: Vec<LocalCreate>) -> Result<CreatedMany> {
+    client.call(&CreateMany { op: client.op(), cred: root(), dir, creates }).await
 }
 async fn listed(client: &Client, dir: InodeId) -> Vec<String> {
     let list =
@@ -46,7 +46,7 @@ fn kind_of<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn a_batch_of_births_is_files_as_creates_make_them() {
+fn a_batch_makes_files_as_creates_do() {
     simulate(1, async |world| {
         let _meta = start(&world).await;
         let (a, other) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
@@ -55,8 +55,8 @@ fn a_batch_of_births_is_files_as_creates_make_them() {
         assert_eq!((leased.entry.lease.kind, leased.numbers), (LeaseKind::Write, 10));
         let at = |n: u64| InodeId(leased.first.0 + n);
         let content = Some(Bytes::from_static(b"hello"));
-        let small = Birth { content, clean: true, open_write: 0, ..birth(&a, at(2), "small") };
-        let made = create_many(&a, dir, vec![birth(&a, at(0), "open"), small]).await.unwrap();
+        let small = LocalCreate { content, clean: true, open_write: 0, ..local_create(&a, at(2), "small") };
+        let made = create_many(&a, dir, vec![local_create(&a, at(0), "open"), small]).await.unwrap();
         assert!(made.parent_attr.mtime.nanos >= leased.entry.attr.mtime.nanos);
         // Lookups of others come after the client's outstanding reports: it keeps Read.
         let seen = other.lookup(dir, "small").await.unwrap().entry.unwrap();
@@ -80,13 +80,14 @@ fn a_batch_counts_once_and_as_a_whole() {
         let a = Client::start(&world, "a").await;
         let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
         let first = lease_names(&a, dir, 5).await.first.0;
-        let two = vec![birth(&a, InodeId(first), "x"), birth(&a, InodeId(first + 1), "y")];
-        let batch = CreateMany { op: a.op(), cred: root(), dir, births: two };
+        let two = vec![local_create(&a, InodeId(first), "x"), local_create(&a, InodeId(first + 1), "y")];
+        let batch = CreateMany { op: a.op(), cred: root(), dir, creates: two };
         let made = a.call(&batch).await.unwrap();
         assert_eq!(a.call(&batch).await.unwrap(), made, "sent again, it has the same answer");
-        let bad =
-            |ino: u64, name: &str| vec![birth(&a, InodeId(first + 2), "z"), birth(&a, InodeId(ino), name)];
-        for (births, kind) in [
+        let bad = |ino: u64, name: &str| {
+            vec![local_create(&a, InodeId(first + 2), "z"), local_create(&a, InodeId(ino), name)]
+        };
+        for (creates, kind) in [
             (bad(first + 3, "x"), ErrorKind::Exists),
             (bad(first + 5, "behind"), ErrorKind::Invalid),
             (bad(first, "used"), ErrorKind::Invalid),
@@ -94,29 +95,31 @@ fn a_batch_counts_once_and_as_a_whole() {
             (bad(first + 3, "a/b"), ErrorKind::Invalid),
             (bad(first + 3, &"n".repeat(256)), ErrorKind::Name(NameRule::TooLong)),
             (Vec::new(), ErrorKind::Invalid),
-            (vec![birth(&a, InodeId(first + 2), "m"); BIRTHS_MAX + 1], ErrorKind::Invalid),
+            (vec![local_create(&a, InodeId(first + 2), "m"); BATCH_FILES_MAX + 1], ErrorKind::Invalid),
         ] {
-            assert_eq!(kind_of(create_many(&a, dir, births).await), kind);
+            assert_eq!(kind_of(create_many(&a, dir, creates).await), kind);
         }
-        let big =
-            Birth { content: Some(vec![0; INLINE_MAX + 1].into()), ..birth(&a, InodeId(first + 2), "big") };
+        let big = LocalCreate {
+            content: Some(vec![0; INLINE_MAX + 1].into()),
+            ..local_create(&a, InodeId(first + 2), "big")
+        };
         assert_eq!(kind_of(create_many(&a, dir, vec![big]).await), ErrorKind::Invalid);
         assert_eq!(listed(&a, dir).await, ["x", "y"], "nothing is left of what was refused");
         create_many(&a, dir, bad(first + 3, "last")).await.unwrap();
         assert_eq!(listed(&a, dir).await, ["last", "x", "y", "z"]);
         let user = Cred { uid: 7, gid: 7, groups: vec![8] };
-        let by_user = |birth| CreateMany { op: a.op(), cred: user.clone(), dir, births: vec![birth] };
-        let not_mine = by_user(birth(&a, InodeId(first), "u"));
+        let by_user = |created| CreateMany { op: a.op(), cred: user.clone(), dir, creates: vec![created] };
+        let not_mine = by_user(local_create(&a, InodeId(first), "u"));
         assert_eq!(kind_of(a.call(&not_mine).await), ErrorKind::Denied);
         let (uid, gid, size, atime, mtime) = (None, None, None, None, None);
         let (op, cred, mode) = (a.op(), root(), Some(0o777));
         a.call(&SetAttr { op, cred, ino: dir, mode, uid, gid, size, atime, mtime }).await.unwrap();
         for (uid, gid) in [(0, 7), (9, 7), (7, 0), (7, 9)] {
-            let of_another = Birth { uid, gid, ..birth(&a, InodeId(first + 4), "given") };
+            let of_another = LocalCreate { uid, gid, ..local_create(&a, InodeId(first + 4), "given") };
             let refused = kind_of(a.call(&by_user(of_another)).await);
             assert_eq!(refused, ErrorKind::Name(NameRule::NotOwner), "{uid} {gid}");
         }
-        let to_group = Birth { uid: 7, gid: 8, ..birth(&a, InodeId(first + 4), "shared") };
+        let to_group = LocalCreate { uid: 7, gid: 8, ..local_create(&a, InodeId(first + 4), "shared") };
         a.call(&by_user(to_group)).await.unwrap();
         let attr = a.lookup(dir, "shared").await.unwrap().entry.unwrap().attr;
         assert_eq!((attr.uid, attr.gid), (7, 8));
@@ -132,7 +135,7 @@ fn a_batch_of_removals_is_carried_out_as_a_whole() {
         let inner = a.mkdir(dir, "inner").await.unwrap().entry.attr.ino;
         let first = lease_names(&a, dir, 4).await.first.0;
         let at = |n: u64| InodeId(first + n);
-        let closed = |name, ino| Birth { open_write: 0, clean: true, ..birth(&a, ino, name) };
+        let closed = |name, ino| LocalCreate { open_write: 0, clean: true, ..local_create(&a, ino, name) };
         let files = ["x", "y", "z"].into_iter().zip(0..).map(|(name, n)| closed(name, at(n))).collect();
         create_many(&a, dir, files).await.unwrap();
         let removal = |name: &str, ino| Removal { name: b(name), ino, at: now(&a) };
@@ -169,7 +172,7 @@ fn numbers_are_granted_only_where_no_create_can_be_refused() {
             assert_eq!((leased.numbers, leased.layout), (0, None), "{why}");
             assert!(leased.entry.lease.kind < LeaseKind::Write, "{why}");
         };
-        let none = vec![birth(&a, InodeId(99), "f")];
+        let none = vec![local_create(&a, InodeId(99), "f")];
         assert_eq!(kind_of(create_many(&a, dir, none).await), ErrorKind::Stale, "it has no names");
         other.lookup(dir, "x").await.unwrap();
         refused("another caches the names").await;
@@ -207,8 +210,13 @@ fn a_new_directory_comes_with_its_names() {
         assert_eq!((made.names.entry.lease.kind, made.names.numbers), (LeaseKind::Write, 64));
         assert_eq!(made.names.entry.attr.mode, 0o755);
         let at = |n: u64| InodeId(made.names.first.0 + n);
-        create_many(&a, dir, vec![birth(&a, at(0), "x"), birth(&a, at(63), "y")]).await.unwrap();
-        assert_eq!(kind_of(create_many(&a, dir, vec![birth(&a, at(64), "z")]).await), ErrorKind::Invalid);
+        create_many(&a, dir, vec![local_create(&a, at(0), "x"), local_create(&a, at(63), "y")])
+            .await
+            .unwrap();
+        assert_eq!(
+            kind_of(create_many(&a, dir, vec![local_create(&a, at(64), "z")]).await),
+            ErrorKind::Invalid
+        );
         assert_eq!(listed(&other, dir).await, ["x", "y"]);
         assert_eq!(a.revoked(), [(dir, LeaseKind::Read)], "a look of another client comes after the report");
         // Repeated, it is the same directory; the names may be gone.
@@ -256,8 +264,8 @@ fn unused_numbers_count_under_limits_of_inodes() {
         let leased = lease_names(&a, dir, NUMBERS_MAX).await;
         assert_eq!(lease_names(&a, second, NUMBERS_MAX).await.numbers, 0, "30 / 4 are too few");
         let at = |n: u64| InodeId(leased.first.0 + n);
-        create_many(&a, dir, vec![birth(&a, at(0), "x"), birth(&a, at(3), "y")]).await.unwrap();
-        let foreign = Birth { uid: 7, ..birth(&a, at(4), "z") };
+        create_many(&a, dir, vec![local_create(&a, at(0), "x"), local_create(&a, at(3), "y")]).await.unwrap();
+        let foreign = LocalCreate { uid: 7, ..local_create(&a, at(4), "z") };
         assert_eq!(kind_of(create_many(&a, dir, vec![foreign]).await), ErrorKind::Invalid, "another account");
         // The leader restarts: the numbers still count.
         world.kill("meta");
@@ -275,7 +283,10 @@ fn unused_numbers_count_under_limits_of_inodes() {
         assert_eq!(taken(), [], "there is space beside them");
         other.create(shared, "next").await.unwrap();
         assert_eq!(taken(), [(dir, LeaseKind::Read)]);
-        assert_eq!(kind_of(create_many(&a, dir, vec![birth(&a, at(4), "late")]).await), ErrorKind::Stale);
+        assert_eq!(
+            kind_of(create_many(&a, dir, vec![local_create(&a, at(4), "late")]).await),
+            ErrorKind::Stale
+        );
         for n in 0..5 {
             other.create(shared, &format!("last{n}")).await.unwrap();
         }
@@ -325,7 +336,8 @@ fn names_and_numbers_survive_a_restart_of_the_leader() {
         let dir = a.mkdir(ROOT, "d").await.unwrap().entry.attr.ino;
         let leased = lease_names(&a, dir, 8).await;
         let ino = |n: u64| InodeId(leased.first.0 + n);
-        let batch = CreateMany { op: a.op(), cred: root(), dir, births: vec![birth(&a, ino(0), "told")] };
+        let batch =
+            CreateMany { op: a.op(), cred: root(), dir, creates: vec![local_create(&a, ino(0), "told")] };
         a.call(&batch).await.unwrap();
         world.kill("meta");
         drop(node);
@@ -343,9 +355,9 @@ fn names_and_numbers_survive_a_restart_of_the_leader() {
         };
         let resumed = a.resume(vec![held_dir, of_file(ino(0)), of_file(ino(1))]).await.unwrap();
         assert_eq!(resumed.lost, [ino(1)], "only what was never told of is not there");
-        let closed = vec![Birth { open_write: 0, ..batch.births[0].clone() }];
-        a.call(&CreateMany { births: closed, ..batch }).await.unwrap();
-        create_many(&a, dir, vec![birth(&a, ino(1), "untold")]).await.unwrap();
+        let closed = vec![LocalCreate { open_write: 0, ..batch.creates[0].clone() }];
+        a.call(&CreateMany { creates: closed, ..batch }).await.unwrap();
+        create_many(&a, dir, vec![local_create(&a, ino(1), "untold")]).await.unwrap();
         a.commit(ino(1), 1, 1, true).await.unwrap();
         // A session that is over has no numbers any more.
         a.call(&SessionClose { session: a.session }).await.unwrap();

@@ -37,7 +37,7 @@ fn take(count: &Arc<AtomicUsize>, max: usize) -> Option<Taken> {
     taken.is_ok().then(|| Taken(count.clone(), None))
 }
 
-pub struct Door {
+pub struct Admission {
     waiting: Arc<AtomicUsize>,
     waiting_max: AtomicUsize,
     hints: Arc<AtomicUsize>,
@@ -48,9 +48,9 @@ pub struct Door {
     pub retries: Counter,
 }
 
-impl Door {
-    pub fn new(watch: &Watch) -> Door {
-        Door {
+impl Admission {
+    pub fn new(watch: &Watch) -> Admission {
+        Admission {
             waiting: Arc::default(),
             waiting_max: AtomicUsize::new(WAITING_MAX),
             hints: Arc::default(),

@@ -1,4 +1,4 @@
-//! The door of a target: which requests of clients it begins, and which it asks to come later.
+//! Admission control of a target: which requests of clients it begins, and which it asks to come later.
 //!
 //! A request that cannot be done before its caller gives up is refused at once, before it costs anything:
 //! work for callers that have gone is how an overload grows. Requests of other storage nodes are not asked
@@ -72,7 +72,7 @@ impl Speed {
 }
 
 #[derive(Default)]
-pub struct Door(Mutex<State>);
+pub struct Admission(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -84,26 +84,26 @@ struct State {
 }
 
 /// A request inside, until it is dropped.
-pub struct Guest {
-    door: Arc<Door>,
+pub struct Admitted {
+    admission: Arc<Admission>,
     clock: Clock,
     connection: u64,
     bytes: u64,
 }
 
-impl Door {
+impl Admission {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// Begins a request of a client, or returns the pause to ask its caller for, and the number of those
     /// inside.
-    pub fn enter(
-        self: &Arc<Door>,
+    pub fn admit(
+        self: &Arc<Admission>,
         clock: &Clock,
         connection: u64,
         bytes: u64,
         deadline: Instant,
-    ) -> Result<Guest, (Duration, usize)> {
+    ) -> Result<Admitted, (Duration, usize)> {
         let now = clock.now();
         let mut state = self.lock();
         let count = state.count;
@@ -117,17 +117,17 @@ impl Door {
         state.bytes += bytes;
         *state.of.entry(connection).or_default() += 1;
         drop(state);
-        Ok(Guest { door: self.clone(), clock: clock.clone(), connection, bytes })
+        Ok(Admitted { admission: self.clone(), clock: clock.clone(), connection, bytes })
     }
 }
 
-impl Drop for Guest {
+impl Drop for Admitted {
     fn drop(&mut self) {
         let now = self.clock.now();
-        let mut state = self.door.lock();
+        let mut state = self.admission.lock();
         state.speed.now.1 += 1;
         state.speed.pass(now, true);
-        assert!(state.count > 0 && state.bytes >= self.bytes, "a request left the door that did not enter");
+        assert!(state.count > 0 && state.bytes >= self.bytes, "a request ended that was not admitted");
         state.count -= 1;
         state.bytes -= self.bytes;
         let left = state.of.get(&self.connection).map_or(0, |count| count - 1);
@@ -185,29 +185,29 @@ mod tests {
         let world = World::new(1, SimConfig::default());
         let clock = world.node("a").clock;
         world.run(async move {
-            let door: Arc<Door> = Arc::default();
+            let admission: Arc<Admission> = Arc::default();
             let deadline = |s: u64| clock.now() + Duration::from_secs(s);
-            let enter = |n: u64, s| door.enter(&clock, n, 0, deadline(s));
+            let admit = |n: u64, s| admission.admit(&clock, n, 0, deadline(s));
             // 100 requests, of which one ends in 100 ms.
-            let mut inside: Vec<Guest> = (0..100).map(|n| enter(n, 5).unwrap()).collect();
+            let mut inside: Vec<Admitted> = (0..100).map(|n| admit(n, 5).unwrap()).collect();
             for _ in 0..20 {
                 clock.sleep(ms(100)).await;
                 inside.pop();
             }
-            assert!(enter(200, 9).is_ok(), "81 × 100 ms");
-            let (pause, count) = enter(200, 5).err().expect("81 × 100 ms are more than 5 s");
+            assert!(admit(200, 9).is_ok(), "81 × 100 ms");
+            let (pause, count) = admit(200, 5).err().expect("81 × 100 ms are more than 5 s");
             assert_eq!((pause, count), (PAUSE_MAX, 80));
             // It does nothing at all any more: that is slower still.
             clock.sleep(Duration::from_secs(10)).await;
-            assert!(enter(200, 9).is_err());
+            assert!(admit(200, 9).is_err());
             // And quick again.
             while inside.len() > 40 {
                 clock.sleep(ms(50)).await;
                 inside.pop();
             }
-            assert!(enter(200, 5).is_ok(), "{:?}", door.lock().speed);
+            assert!(admit(200, 5).is_ok(), "{:?}", admission.lock().speed);
             drop(inside);
-            let state = door.lock();
+            let state = admission.lock();
             assert_eq!((state.count, state.bytes, state.of.len()), (0, 0, 0));
         });
     }
@@ -217,15 +217,15 @@ mod tests {
         fn numbers_and_bytes_are_bounded(asked in prop::collection::vec((0u64..4, 0u64..BYTES_MAX / 3, any::<bool>()), 0..200)) {
             let world = World::new(1, SimConfig::default());
             let clock = world.node("a").clock;
-            let door: Arc<Door> = Arc::default();
+            let admission: Arc<Admission> = Arc::default();
             let mut inside = Vec::new();
             for (connection, bytes, ends) in asked {
                 if ends {
                     inside.pop();
                 }
                 let far = clock.now() + Duration::from_secs(1000);
-                inside.extend(door.enter(&clock, connection, bytes, far).ok());
-                let state = door.lock();
+                inside.extend(admission.admit(&clock, connection, bytes, far).ok());
+                let state = admission.lock();
                 prop_assert!(state.bytes <= BYTES_MAX && state.count == inside.len());
                 prop_assert_eq!(state.of.values().sum::<usize>(), state.count);
             }
