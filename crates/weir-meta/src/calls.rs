@@ -8,7 +8,6 @@
 //! the leader in each of them.
 use crate::leader::Leader;
 use crate::leader::outcome::{Outcome, waits};
-use crate::leader::recall::{await_recall, take_recalls};
 use std::sync::Arc;
 use weir_proto::Request;
 use weir_proto::condition::{TroubleList, Troubles};
@@ -29,7 +28,7 @@ macro_rules! outcome {
         Outcome::plain($call.decode::<$name>().and_then(|$r| $serve))
     };
     (admitted, $name:ident, $leader:ident, $call:ident, $r:pat, $serve:expr) => {
-        Outcome::plain($leader.admitted::<$name>($call, |r| r.session).and_then(|$r| $serve))
+        Outcome::plain($leader.tx.admitted::<$name>($call, |r| r.session).and_then(|$r| $serve))
     };
     (committed, $name:ident, $leader:ident, $call:ident, $r:pat, $serve:expr) => {
         Outcome::committed($call.decode::<$name>().and_then(|$r| $serve))
@@ -38,7 +37,7 @@ macro_rules! outcome {
         waits($leader, $call.decode::<$name>(), |$leader, $r| $serve)
     };
     (waits_admitted, $name:ident, $leader:ident, $call:ident, $r:pat, $serve:expr) => {
-        waits($leader, $leader.admitted::<$name>($call, |r| r.session), |$leader, $r| $serve)
+        waits($leader, $leader.tx.admitted::<$name>($call, |r| r.session), |$leader, $r| $serve)
     };
     (call, $name:ident, $leader:ident, $call:ident, $r:pat, $serve:expr) => {
         match $call.decode::<$name>() {
@@ -64,39 +63,39 @@ macro_rules! calls {
 }
 
 calls! {
-    SessionOpen: committed |leader, r, call| leader.session_open(&r, &call.connection);
-    SessionResume: committed |leader, r, call| leader.session_resume(&r, &call.connection);
-    SessionClose: committed |leader, r, _| leader.session_close(&r).map(|seq| ((), seq));
-    SessionList: now |leader, r, _| leader.session_list(&r);
-    KeepAlive: now |leader, r, call| leader.keep_alive(&r, &call.connection);
-    NoteMap: call |leader, r, _| leader.note_map(r);
-    ReleaseLease: now |leader, r, _| leader.release(&r);
-    ReleaseAppendToken: now |leader, r, _| leader.release_append_token(&r);
-    ReclaimReservations: now |leader, r, _| leader.reclaim_reservations(&r);
-    ReclaimSpace: now |leader, r, _| leader.reclaim_space(&r);
-    OwnersNearLimit: now |leader, _, _| leader.owners_near();
-    TroubleList: now |leader, _, _| Ok(Troubles { troubles: leader.troubles() });
+    SessionOpen: committed |leader, r, call| leader.sessions.open(&r, &call.connection);
+    SessionResume: committed |leader, r, call| leader.sessions.resume(&r, &call.connection);
+    SessionClose: committed |leader, r, _| leader.sessions.close(&r).map(|seq| ((), seq));
+    SessionList: now |leader, r, _| leader.reports.session_list(&r);
+    KeepAlive: now |leader, r, call| leader.sessions.keep_alive(&r, &call.connection);
+    NoteMap: call |leader, r, _| leader.sessions.note_map(r);
+    ReleaseLease: now |leader, r, _| leader.sessions.release(&r);
+    ReleaseAppendToken: now |leader, r, _| leader.sessions.release_append_token(&r);
+    ReclaimReservations: now |leader, r, _| leader.sessions.reclaim_reservations(&r);
+    ReclaimSpace: now |leader, r, _| leader.sessions.reclaim_space(&r);
+    OwnersNearLimit: now |leader, _, _| leader.reports.owners_near();
+    TroubleList: now |leader, _, _| Ok(Troubles { troubles: leader.reports.troubles() });
 
     // The journal has no locks: their answers wait for no commit.
-    SetLock: admitted |leader, r, call| leader.set_lock(&r, &call.connection);
-    TestLock: admitted |leader, r, _| leader.test_lock(&r);
-    ListLocks: admitted |leader, r, _| leader.list_locks(&r);
-    CancelLock: now |leader, r, call| leader.cancel_lock(&r, &call.connection);
-    ReclaimLocks: now |leader, r, call| leader.reclaim_locks(&r, &call.connection);
+    SetLock: admitted |leader, r, call| leader.locks.set(&r, &call.connection);
+    TestLock: admitted |leader, r, _| leader.locks.test(&r);
+    ListLocks: admitted |leader, r, _| leader.locks.list(&r);
+    CancelLock: now |leader, r, call| leader.locks.cancel(&r, &call.connection);
+    ReclaimLocks: now |leader, r, call| leader.locks.reclaim(&r, &call.connection);
 
-    RelationList: now |leader, r, _| leader.relation_list(&r);
-    RelationRulesList: now |leader, r, _| leader.relation_rules(&r);
-    LeaseWork: waits |leader, r, _| leader.lease_work(r);
-    CompleteWork: committed |leader, r, _| leader.complete_work(&r).map(|seq| ((), seq));
-    ReadChanges: waits |leader, r, _| leader.read_changes(r);
+    RelationList: now |leader, r, _| leader.relation_reports.list(&r);
+    RelationRulesList: now |leader, r, _| leader.relation_reports.rules(&r);
+    LeaseWork: waits |leader, r, _| leader.movers.clone().lease_work(r);
+    CompleteWork: committed |leader, r, _| leader.movers.complete_work(&r).map(|seq| ((), seq));
+    ReadChanges: waits |leader, r, _| leader.changelogs.clone().read_changes(r);
 
-    AwaitRecall: waits_admitted |leader, r, call| await_recall(leader, r, call.deadline);
-    WantRecall: admitted |leader, r, _| leader.want_recall(&r);
-    TakeRecalls: waits |leader, r, call| take_recalls(leader, r, call.deadline);
-    RecallFailed: now |leader, r, _| leader.recall_failed(&r);
-    GetTierState: admitted |leader, r, _| leader.tier_state(&r);
-    GetEviction: admitted |leader, r, _| leader.eviction(&r);
+    AwaitRecall: waits_admitted |leader, r, call| leader.recalls.clone().wait_for(r, call.deadline);
+    WantRecall: admitted |leader, r, _| leader.recalls.want_recall(&r);
+    TakeRecalls: waits |leader, r, call| leader.recalls.clone().take(r, call.deadline);
+    RecallFailed: now |leader, r, _| leader.recalls.recall_failed(&r);
+    GetTierState: admitted |leader, r, _| leader.recalls.tier_state(&r);
+    GetEviction: admitted |leader, r, _| leader.eviction.levels_of(&r);
 
     // Its operation is a row of `registry`, too.
-    SnapshotTake: call |leader, r, call| leader.take_snapshot(r, call);
+    SnapshotTake: call |leader, r, call| leader.snapshots.take(r, call);
 }

@@ -17,7 +17,7 @@ impl Meta {
     /// The record of the import that this namespace comes from, if there was one.
     pub fn import(&self) -> Result<Option<ImportRecord>> {
         let mut value = None;
-        self.leader().kv.read(&mut |read| {
+        self.leader().base.read(&mut |read| {
             value = read.get(&keys::import())?;
             Ok(())
         })?;
@@ -33,7 +33,7 @@ impl Meta {
         loop {
             let mut found = Vec::new();
             let mut scanned = 0;
-            leader.kv.read(&mut |read| {
+            leader.base.read(&mut |read| {
                 found.clear();
                 let files = lost::files(read, after, FILES_AT_ONCE)?;
                 scanned = files.len();
@@ -50,8 +50,8 @@ impl Meta {
                 let bytes: u64 = gaps.iter().map(|gap| gap.to - gap.from).sum();
                 (record.lost_files, record.lost_bytes) = (record.lost_files + 1, record.lost_bytes + bytes);
                 tracing::warn!("inode {ino}: {bytes} bytes are lost on targets since the export");
-                let mut state = leader.lock();
-                leader.housekeep(&mut state, NO_SESSION, &mut |cx| lost::lose(cx, ino, &gaps))?;
+                let mut state = leader.base.lock();
+                leader.tx.housekeep(&mut state, NO_SESSION, &mut |cx| lost::lose(cx, ino, &gaps))?;
             }
             if scanned < FILES_AT_ONCE {
                 break;
@@ -59,11 +59,11 @@ impl Meta {
         }
         self.compare_snapshots(held, &mut record)?;
         record.compared = true;
-        let done = leader.kv.transact(&mut |txn| {
+        let done = leader.base.commits.transact_unshown(&mut |txn| {
             txn.put(&keys::import(), &record.to_value());
             Ok(())
         })?;
-        leader.durable(done).await?;
+        leader.base.commits.durable(done).await?;
         Ok(record)
     }
 
@@ -71,7 +71,7 @@ impl Meta {
         let mut after = Vec::new();
         loop {
             let mut step = (0, 0, None);
-            self.leader().kv.transact(&mut |txn| {
+            self.leader().base.commits.transact_unshown(&mut |txn| {
                 step = lost::lose_of_snapshots(txn, held, &after, FILES_AT_ONCE)?;
                 Ok(())
             })?;
@@ -89,7 +89,7 @@ impl Meta {
         let is_object = |object: &InodeId| object.0 & OBJECT_BIT != 0;
         let highest = |of: bool| held.objects().filter(|o| is_object(o) == of).last().map_or(0, |o| o.0);
         let (serial, object) = (highest(false) >> 24, highest(true) & !OBJECT_BIT);
-        self.leader().kv.transact(&mut |txn| {
+        self.leader().base.commits.transact_unshown(&mut |txn| {
             txn.max(&keys::sequence(Sequence::DirectorySerial), serial + 1);
             txn.max(&keys::sequence(Sequence::Object), object + 1);
             Ok(())

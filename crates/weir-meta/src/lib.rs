@@ -45,7 +45,6 @@ mod session;
 mod table;
 pub mod tables;
 mod troubles;
-mod waits;
 mod witness;
 
 pub use access::{Refusal, Refused};

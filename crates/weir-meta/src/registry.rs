@@ -122,7 +122,7 @@ macro_rules! operations {
         }
         fn $dispatch(leader: &Arc<Leader>, call: &Call) -> Option<Outcome> {
             match call.method {
-                $($name::METHOD => Some(leader.operate::<$name>(call)),)*
+                $($name::METHOD => Some(leader.operations.operate::<$name>(call)),)*
                 _ => None,
             }
         }

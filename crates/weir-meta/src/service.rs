@@ -4,7 +4,6 @@
 //! waits in a task of its own, and no other waits behind it.
 
 use crate::leader::outcome::Outcome;
-use crate::leader::sessions::end_dead_sessions_soon;
 use crate::leader::{Leader, MetaConfig};
 use crate::{calls, job, registry};
 use std::sync::Arc;
@@ -26,7 +25,7 @@ impl Meta {
     /// that must become durable is answered, until [`Meta::run`] runs.
     pub fn open(env: &Env, kv: SharedKv, config: MetaConfig) -> Result<Meta> {
         let leader = Leader::open(env, kv, config)?;
-        leader.end_dead_sessions(&mut leader.lock())?;
+        leader.ends.end_dead_sessions(&mut leader.base.lock())?;
         Ok(Meta { leader })
     }
 
@@ -35,12 +34,9 @@ impl Meta {
         Box::pin(self.run_unboxed())
     }
     async fn run_unboxed(&self) -> Error {
-        let mut failed = self.leader.failed.subscribe();
         tokio::select! {
             biased;
-            e = failed.wait_for(Option::is_some) => {
-                e.ok().and_then(|e| e.clone()).unwrap_or_else(|| Error::io("the journal failed"))
-            }
+            e = self.leader.base.commits.failure() => e,
             e = job::run_all(&self.leader) => e,
         }
     }
@@ -51,25 +47,25 @@ impl Meta {
 
     /// Sessions and inodes under lease, for status and tests.
     pub fn counts(&self) -> (usize, usize) {
-        let state = self.leader.lock();
+        let state = self.leader.base.lock();
         (state.sessions.len(), state.leases.len())
     }
 
     /// The number of requests that may wait here, for tests.
     pub fn set_waiting_max(&self, max: usize) {
-        self.leader.admission.set_waiting_max(max);
+        self.leader.base.admission.set_waiting_max(max);
     }
 
     /// Requests that wait here, and hints in flight to clients, for tests.
     pub fn waiting(&self) -> (usize, usize) {
-        self.leader.admission.counts()
+        self.leader.base.admission.counts()
     }
 
     /// Records of a relation, for tests.
     pub fn relation_records(&self, relation: weir_proto::relation::RelationId) -> usize {
         let mut count = 0;
         // The failure of a store is reported elsewhere.
-        let _ = self.leader.kv.read(&mut |read| {
+        let _ = self.leader.base.read(&mut |read| {
             count = crate::relation::store::count(read, relation)?;
             Ok(())
         });
@@ -81,7 +77,7 @@ impl Meta {
     /// A call that waits, as long as its connection lives; refused if too many do. The leadership may be lost
     /// meanwhile.
     fn wait(&self, on: Connection, work: BoxFuture<'static, Result<Reply>>) -> Handled {
-        let taken = match self.leader.admission.wait() {
+        let taken = match self.leader.base.admission.wait() {
             Ok(taken) => taken,
             Err(e) => return Handled::Now(Err(e)),
         };
@@ -93,7 +89,7 @@ impl Meta {
                 result = work => result,
                 ended = on.closed() => return Err(ended), // no caller is left to answer
             };
-            leader.config.right.wait(&leader.env).await?;
+            leader.base.config.right.wait(&leader.base.env).await?;
             result
         }))
     }
@@ -103,11 +99,11 @@ impl Service for Meta {
     fn handle(&self, call: Call) -> Handled {
         let on = call.connection.clone();
         match self.dispatch(&call) {
-            Outcome::Ready(seq, result) if self.leader.may_reply(seq) => Handled::Now(result),
+            Outcome::Ready(seq, result) if self.leader.base.commits.may_reply(seq) => Handled::Now(result),
             Outcome::Ready(seq, result) => {
                 let leader = self.leader.clone();
                 Handled::Later(Box::pin(async move {
-                    leader.durable(seq).await?;
+                    leader.base.commits.durable(seq).await?;
                     result
                 }))
             }
@@ -118,10 +114,12 @@ impl Service for Meta {
     fn handle_or_defer(&self, call: Call, defer: Defer<'_>) -> Option<Handled> {
         let on = call.connection.clone();
         match self.dispatch(&call) {
-            Outcome::Ready(seq, result) if self.leader.may_reply(seq) => Some(Handled::Now(result)),
+            Outcome::Ready(seq, result) if self.leader.base.commits.may_reply(seq) => {
+                Some(Handled::Now(result))
+            }
             Outcome::Ready(seq, result) => {
                 if let Some(responder) = defer.take() {
-                    self.leader.replies.push(seq, responder, result);
+                    self.leader.base.commits.reply(seq, responder, result);
                 }
                 None
             }
@@ -138,11 +136,11 @@ impl Service for Meta {
     }
 
     fn caught_up(&self) {
-        self.leader.replies.settle(&self.leader.kv, &self.leader.config.right);
+        self.leader.base.commits.settle();
     }
 
     fn disconnected(&self, connection: &Connection) {
-        let mut state = self.leader.lock();
+        let mut state = self.leader.base.lock();
         state.mounts.disconnected(connection.id());
         for session in state.sessions.values_mut() {
             if session.connection.as_ref().is_some_and(|c| c.id() == connection.id()) {
@@ -150,7 +148,7 @@ impl Service for Meta {
             }
         }
         drop(state);
-        end_dead_sessions_soon(&self.leader);
+        self.leader.ends.end_dead_sessions_soon();
     }
 }
 
@@ -160,8 +158,9 @@ impl Meta {
             return Outcome::now(call.decode::<ActFor>().map(|ActFor { uid }| call.connection.act_for(uid)));
         }
         if let Proved::User(guest) = call.connection.proved()
-            && let Err(e) =
-                crate::guest::check(call, guest, |session| self.leader.is_of(session, &call.connection))
+            && let Err(e) = crate::guest::check(call, guest, |session| {
+                self.leader.sessions.is_of(session, &call.connection)
+            })
         {
             return Outcome::refused(e);
         }

@@ -40,7 +40,7 @@ impl CloneLister {
             match self.list_next().await {
                 Ok(true) => {}
                 Ok(false) => {
-                    let over = leader.env.clock.sleep(RETRY);
+                    let over = leader.base.env.clock.sleep(RETRY);
                     tokio::select! {
                         biased;
                         () = leader.clones.call.notified() => {}
@@ -48,7 +48,7 @@ impl CloneLister {
                     }
                 }
                 Err(e) => {
-                    if let Err(e) = leader.retry_job(e, "list a clone's directories").await {
+                    if let Err(e) = leader.base.retry_job(e, "list a clone's directories").await {
                         return e;
                     }
                 }
@@ -59,26 +59,26 @@ impl CloneLister {
     /// One step. False: there is nothing to do now.
     async fn list_next(&self) -> Result<bool> {
         let leader = &self.leader;
-        if leader.lock().grace.until.is_some() {
+        if leader.base.lock().grace.until.is_some() {
             return Ok(false); // clients from before a restart may still return with their leases
         }
         let Some((volume, dir)) = self.next()? else { return Ok(false) };
         let Some(dir) = dir else {
-            if self.leader.step(&mut |cx| Ok(clone::end::end_some(cx, volume)?)).await? {
+            if self.leader.operations.step(&mut |cx| Ok(clone::end::end_some(cx, volume)?)).await? {
                 tracing::info!(volume = %volume, "all of a clone is listed");
             }
             return Ok(true);
         };
-        match self.leader.step(&mut |cx| clone::list::list_some(cx, volume, dir)).await {
+        match self.leader.operations.step(&mut |cx| clone::list::list_some(cx, volume, dir)).await {
             Ok(Listing::Some) => {}
             Ok(Listing::WaitsFor(file)) => self.ask_to_recover(dir, file),
             Ok(Listing::All) => {
                 self.clones(|c| c.wanted.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir));
-                leader.lock().wake(dir);
+                leader.base.lock().wake(dir);
             }
             Err(e) if e.kind == ErrorKind::Io => return Err(e),
             Err(e) => {
-                if let Some(more) = leader.env.watch.line("a clone's directory is not listed") {
+                if let Some(more) = leader.base.env.watch.line("a clone's directory is not listed") {
                     let directory = dir;
                     tracing::warn!(%volume, %directory, "a clone's directory is not listed: {e}{more}");
                 }
@@ -89,7 +89,7 @@ impl CloneLister {
     }
 
     fn failed(&self, dir: InodeId, why: String) {
-        let now = self.leader.env.clock.now();
+        let now = self.leader.base.env.clock.now();
         self.clones(|c| c.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, (now, why)));
     }
 
@@ -107,7 +107,7 @@ impl CloneLister {
             *c.asked.lock().unwrap_or_else(PoisonError::into_inner) =
                 Asked { last: session, under_way: true };
         });
-        leader.clone().env.tasks.spawn("ask a client to recover a file", async move {
+        leader.clone().base.env.tasks.spawn("ask a client to recover a file", async move {
             let recovered = connection.call(&RecoverFile { ino: file }, Vec::new(), RECOVERY_PATIENCE).await;
             let clones = &leader.clones;
             clones.asked.lock().unwrap_or_else(PoisonError::into_inner).under_way = false;
@@ -128,7 +128,7 @@ impl CloneLister {
     /// A clone that is not complete, with a directory of it; without one: it is at its end.
     fn next(&self) -> Result<Option<(VolumeId, Option<InodeId>)>> {
         let leader = &self.leader;
-        let now = leader.env.clock.now();
+        let now = leader.base.env.clock.now();
         let waits: BTreeSet<InodeId> = self.clones(|c| {
             let mut failed = c.failed.lock().unwrap_or_else(PoisonError::into_inner);
             failed.retain(|_, (at, _)| now.since(*at) < RETRY);
@@ -137,7 +137,7 @@ impl CloneLister {
         let wanted: Vec<InodeId> = self
             .clones(|c| c.wanted.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect());
         let (mut next, mut gone) = (None, Vec::new());
-        leader.kv.read(&mut |read: &dyn Read| {
+        leader.base.read(&mut |read: &dyn Read| {
             (next, gone) = (None, Vec::new());
             for dir in &wanted {
                 match clone::volume_not_enumerated(read, *dir)? {
@@ -161,10 +161,10 @@ impl CloneLister {
 
 /// The next client after this one, in turn, whose last message is within its lease's term.
 fn next_client(leader: &Leader, after: SessionId) -> Option<(SessionId, Connection)> {
-    let (now, state) = (leader.env.clock.now(), leader.lock());
+    let (now, state) = (leader.base.env.clock.now(), leader.base.lock());
     let live = |(id, session): (&SessionId, &Session)| {
         let connection =
-            session.connection.clone().filter(|_| now.since(session.last_contact) < leader.term());
+            session.connection.clone().filter(|_| now.since(session.last_contact) < leader.base.term());
         connection.map(|connection| (*id, connection))
     };
     let live: Vec<_> = state.sessions.iter().filter_map(live).collect();

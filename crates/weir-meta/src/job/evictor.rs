@@ -45,32 +45,32 @@ const FAILING_FOR: Duration = Duration::from_secs(20);
 
 /// Watches for ever; returns only the error after which the node must stop.
 pub(crate) async fn run(leader: Arc<Leader>) -> Error {
-    let short = leader.lock().quotas.short.clone();
+    let short = leader.base.lock().quotas.short.clone();
     loop {
-        let over = leader.env.clock.sleep(POLL);
+        let over = leader.base.env.clock.sleep(POLL);
         tokio::select! {
             biased;
             () = short.notified() => {}
             () = over => {}
         }
-        let begun = leader.env.clock.now();
+        let begun = leader.base.env.clock.now();
         match check_volumes(&leader).await {
             Err(e) if e.kind == ErrorKind::Io => return e.doing("evict"),
             Err(e) => tracing::debug!("evict: {e}"),
             Ok(()) => {}
         }
-        let took = leader.env.clock.now().since(begun);
-        leader.env.clock.sleep((took * (SCAN_SHARE - 1)).max(POLL_PAUSE)).await;
+        let took = leader.base.env.clock.now().since(begun);
+        leader.base.env.clock.sleep((took * (SCAN_SHARE - 1)).max(POLL_PAUSE)).await;
     }
 }
 
 async fn check_volumes(leader: &Arc<Leader>) -> Result<()> {
-    if leader.lock().grace.until.is_some() {
+    if leader.base.lock().grace.until.is_some() {
         return Ok(()); // this leader may not know all writers of files yet
     }
     let mut levels: Vec<(Option<VolumeId>, Level, Option<Percent>)> = Vec::new();
     let mut any = false;
-    leader.kv.read(&mut |read| {
+    leader.base.read(&mut |read| {
         levels.clear();
         let volumes = crate::relation::proof::evicting(read)?;
         any = !volumes.is_empty();
@@ -87,13 +87,13 @@ async fn check_volumes(leader: &Arc<Leader>) -> Result<()> {
     if !any {
         return Ok(());
     }
-    if let Some(level) = (leader.config.space)().await {
+    if let Some(level) = (leader.base.config.space)().await {
         levels.push((None, level, None));
     }
     for (of, level, set) in levels {
-        let want = leader.evictor.weigh(leader.env.clock.now(), of, level, set);
+        let want = leader.eviction.levels.weigh(leader.base.env.clock.now(), of, level, set);
         match want {
-            0 => leader.failing.succeeded(FREE_SPACE, &leader.watched_name(of)),
+            0 => leader.base.failing.succeeded(FREE_SPACE, &leader.eviction.watched_name(of)),
             _ => free_space(leader, of, want).await?,
         }
     }
@@ -119,12 +119,12 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
             Some(evicted) => {
                 freed += evicted;
                 files += u32::from(evicted > 0);
-                leader.evictor.note_evicted(leader.env.clock.now(), of, evicted);
+                leader.eviction.levels.note_evicted(leader.base.env.clock.now(), of, evicted);
             }
             None => held.push(candidate),
         }
     }
-    let mut left = leader.evictor.left_to_snapshots(leader.env.clock.now(), of);
+    let mut left = leader.eviction.levels.left_to_snapshots(leader.base.env.clock.now(), of);
     for candidate in held {
         if freed + left >= want {
             break;
@@ -133,23 +133,29 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
         files += u32::from(evicted > 0);
         if of.is_some() {
             freed += evicted;
-            leader.evictor.note_evicted(leader.env.clock.now(), of, evicted);
+            leader.eviction.levels.note_evicted(leader.base.env.clock.now(), of, evicted);
         } else {
             left += evicted;
-            leader.evictor.note_left(leader.env.clock.now(), of, evicted);
+            leader.eviction.levels.note_left(leader.base.env.clock.now(), of, evicted);
         }
     }
-    let what = leader.watched_name(of);
+    let what = leader.eviction.watched_name(of);
     if freed + left < want {
         let text = format!(
             "{what}: {want} bytes should be evicted, {freed} could be: the rest is not at home yet, in use or pinned"
         );
         tracing::warn!("{text}");
         let action = "see whether home keeps up (`weir relation list`), or raise the limit".to_owned();
-        leader.failing.failed(leader.env.clock.now(), FAILING_FOR, (FREE_SPACE, &what), text, action);
+        leader.base.failing.failed(
+            leader.base.env.clock.now(),
+            FAILING_FOR,
+            (FREE_SPACE, &what),
+            text,
+            action,
+        );
         return Ok(());
     }
-    leader.failing.succeeded(FREE_SPACE, &what);
+    leader.base.failing.succeeded(FREE_SPACE, &what);
     if left > 0 {
         tracing::info!(
             "{what}: {freed} bytes of {files} files evicted; {left} go with snapshots that hold them"
@@ -168,7 +174,7 @@ async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
     let mut volumes: BTreeMap<InodeId, Option<VolumeId>> = BTreeMap::new();
     loop {
         let (mut batch, mut last) = (Vec::new(), None);
-        leader.kv.read(&mut |read| {
+        leader.base.read(&mut |read| {
             (batch, last) = (Vec::new(), None);
             let mut scanned = 0;
             read.scan(&start, &end, &mut |key, value| {
@@ -199,7 +205,7 @@ async fn oldest(leader: &Leader, of: Option<VolumeId>) -> Result<Oldest> {
         let Some(mut last) = last else { return Ok(found) };
         last.push(0);
         start = last;
-        leader.env.clock.sleep(BATCH_PAUSE).await;
+        leader.base.env.clock.sleep(BATCH_PAUSE).await;
     }
 }
 
@@ -242,14 +248,14 @@ async fn evict_one(leader: &Arc<Leader>, ino: InodeId, end: u64, held: Held) -> 
             Tried::Done(Err(e)) if e.kind != ErrorKind::Io => return Ok(Some(0)),
             Tried::Done(Err(e)) => return Err(e),
         };
-        leader.revoke(obstacles);
-        leader.env.clock.sleep(LEASE_PAUSE).await;
+        leader.revoker.revoke(obstacles);
+        leader.base.env.clock.sleep(LEASE_PAUSE).await;
     }
     Ok(Some(0))
 }
 
 fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
-    let mut state = leader.lock();
+    let mut state = leader.base.lock();
     if state.recalls.concern(ino) {
         return Tried::Done(Ok(Some(0)));
     }
@@ -259,7 +265,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
         return connection.map_or(Tried::Done(Ok(Some(0))), Tried::Writer);
     }
     let (mut freed, mut obstacles) = (Some(0), Obstacles::default());
-    let done = leader.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
+    let done = leader.tx.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
         freed = Some(0);
         let Some(inode) = find_inode(&*cx.txn, ino)? else { return Ok(()) };
         if held == Held::Stays && is_held(&*cx.txn, cx.rules.snapshots, ino, &inode)? {
@@ -284,7 +290,7 @@ fn try_to_evict(leader: &Leader, ino: InodeId, end: u64, held: Held) -> Tried {
 async fn ask_writer(leader: &Leader, connection: Connection, ino: InodeId, end: u64) -> Result<u64> {
     let evicted = || -> Result<u64> {
         let mut evicted = 0;
-        leader.kv.read(&mut |read| {
+        leader.base.read(&mut |read| {
             evicted = find_inode(read, ino)?.map_or(0, |inode| inode.evicted);
             Ok(())
         })?;
@@ -298,7 +304,7 @@ async fn ask_writer(leader: &Leader, connection: Connection, ino: InodeId, end: 
             Err(e) if e.kind == ErrorKind::Deadline => break,
             Err(e) => tracing::debug!("inode {ino} is written: {e}"),
         }
-        leader.env.clock.sleep(LEASE_PAUSE).await;
+        leader.base.env.clock.sleep(LEASE_PAUSE).await;
     }
     Ok(evicted()?.saturating_sub(before))
 }

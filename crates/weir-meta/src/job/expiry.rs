@@ -9,40 +9,44 @@ const TICKS_PER_TERM: u32 = 4;
 
 /// Looks for ever.
 pub async fn run(leader: Arc<Leader>) -> Error {
-    let step = leader.term() / TICKS_PER_TERM;
-    let mut last = leader.lock().stalls.until;
+    let step = leader.base.term() / TICKS_PER_TERM;
+    let mut last = leader.base.lock().stalls.until;
     loop {
-        leader.env.clock.sleep(step).await;
-        let now = leader.env.clock.now();
+        leader.base.env.clock.sleep(step).await;
+        let now = leader.base.env.clock.now();
         let stalled = now.since(last) > step * 2;
         last = now;
-        let mut state = leader.lock();
+        let mut state = leader.base.lock();
         state.stalls.checked = now;
-        if !(leader.config.takes_data)() {
+        if !(leader.base.config.takes_data)() {
             state.stalls.no_data_taken = now;
         }
-        if leader.env.is_simulated {
+        if leader.base.env.is_simulated {
             state.leases.check_all();
             state.locks.check_all();
             leader.relations.check();
         }
         state.trust_again(now);
         if stalled {
-            state.note_stall(now, leader.term());
+            state.note_stall(now, leader.base.term());
             continue;
         }
-        state.wait_for_first_client(now, leader.term());
-        session::forgive_common_silence(&mut state.sessions, now, step, leader.term());
+        state.wait_for_first_client(now, leader.base.term());
+        session::forgive_common_silence(&mut state.sessions, now, step, leader.base.term());
         if state.grace.until.is_some_and(|until| now >= until) {
             let late: Vec<_> = state.sessions.iter().filter(|(_, s)| !s.resumed).map(|(id, _)| *id).collect();
             for id in late {
-                leader.report(leader.end_session(&mut state, id, "it did not return after the restart"));
+                leader.base.report(leader.ends.end_session(
+                    &mut state,
+                    id,
+                    "it did not return after the restart",
+                ));
             }
         }
-        leader.report(leader.record_ends(&mut state));
-        leader.report(leader.forget_old_holds(&mut state));
+        leader.base.report(leader.ends.record_ends(&mut state));
+        leader.base.report(leader.holds.forget_old_holds(&mut state));
         if state.grace.until.is_none() {
-            for id in session::expired(&state.sessions, now, leader.term()) {
+            for id in session::expired(&state.sessions, now, leader.base.term()) {
                 let undisturbed = state.leases.writes_undisturbed(id);
                 if state.sessions.get(&id).is_some_and(|s| session::spared(s, now, undisturbed)) {
                     // Its unsaved bytes stay; a mover's work does not wait for it.
@@ -50,7 +54,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
                     leader.relations.take_work_back(id);
                     continue;
                 }
-                leader.report(leader.end_session(&mut state, id, "it was silent for a lease term"));
+                leader.base.report(leader.ends.end_session(&mut state, id, "it was silent for a lease term"));
             }
         }
     }

@@ -16,7 +16,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
             Ok(true) => tokio::task::yield_now().await,
             Ok(false) => leader.relations.changed.notified().await,
             Err(e) => {
-                if let Err(e) = leader.retry_job(e, "take changes over").await {
+                if let Err(e) = leader.base.retry_job(e, "take changes over").await {
                     return e;
                 }
             }
@@ -28,7 +28,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
 /// others.
 fn pass(leader: &Arc<Leader>) -> Result<bool> {
     let ids: Vec<RelationId> = leader.relations.lock().queues.keys().copied().collect();
-    let now = Time { nanos: leader.env.clock.wall().0 };
+    let now = Time { nanos: leader.base.env.clock.wall().0 };
     let (mut more, mut failed) = (false, None);
     for id in ids {
         match pass_one(leader, id, now) {
@@ -45,7 +45,7 @@ fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
         return Ok(left);
     }
     let (mut volume, mut seen) = (None, false);
-    leader.kv.transact(&mut |txn| {
+    leader.base.commits.transact_unshown(&mut |txn| {
         volume = store::find_relation(txn, id)?.map(|r| r.volume);
         seen = ingest::scan(txn, id, now)?;
         Ok(())
@@ -56,7 +56,7 @@ fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
         queue.orphans.rescan();
     }
     let mut left = false;
-    leader.kv.transact(&mut |txn| {
+    leader.base.commits.transact_unshown(&mut |txn| {
         left = ingest::take(txn, id, queue)?;
         Ok(())
     })?;
@@ -64,7 +64,7 @@ fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
     drop(queues);
     more |= scan_orphans(leader, id)?;
     if let Some(volume) = volume {
-        leader.kv.transact(&mut |txn| {
+        leader.base.commits.transact_unshown(&mut |txn| {
             left = changelog::forget(txn, volume)?;
             Ok(())
         })?;
@@ -76,7 +76,7 @@ fn pass_one(leader: &Arc<Leader>, id: RelationId, now: Time) -> Result<bool> {
 /// A step of a relation's removal; returns whether there is more; none: it is not being removed.
 fn remove_some(leader: &Arc<Leader>, id: RelationId) -> Result<Option<bool>> {
     let mut left = None;
-    leader.kv.transact(&mut |txn| {
+    leader.base.commits.transact_unshown(&mut |txn| {
         left = match store::find_any(txn, id)? {
             Some(record) if record.removing => Some(store::remove_some(txn, id)?),
             _ => None,
@@ -92,7 +92,7 @@ fn remove_some(leader: &Arc<Leader>, id: RelationId) -> Result<Option<bool>> {
 
 /// Scans some files that were written and are not known to be complete; returns whether there is more.
 fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
-    if leader.lock().grace.until.is_some() {
+    if leader.base.lock().grace.until.is_some() {
         return Ok(false); // a writer returns, or its session ends
     }
     let (from, new) = match leader.relations.lock().queues.get_mut(&relation) {
@@ -101,8 +101,8 @@ fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
     };
     let (mut found, mut next) = (Vec::new(), None);
     {
-        let (mut state, mut left) = (leader.lock(), Vec::new());
-        leader.kv.read(&mut |read| {
+        let (mut state, mut left) = (leader.base.lock(), Vec::new());
+        leader.base.read(&mut |read| {
             (found, left, next) = (Vec::new(), Vec::new(), None);
             let mut files = Vec::new();
             if let Some(from) = from {
@@ -114,7 +114,7 @@ fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             }
             for ino in files.into_iter().chain(new.iter().copied()) {
                 let Some(inode) = find_inode(read, ino)? else { continue };
-                if leader.must_recover(&state, ino, &inode) {
+                if leader.tx.must_recover(&state, ino, &inode) {
                     found.push(ino);
                 } else if !state.leases.is_open_for_writing(ino) && store::is_growing(read, relation, ino)? {
                     left.push(ino);
@@ -123,7 +123,7 @@ fn scan_orphans(leader: &Arc<Leader>, relation: RelationId) -> Result<bool> {
             Ok(())
         })?;
         if !left.is_empty() {
-            leader.housekeep(&mut state, NO_SESSION, &mut |cx| {
+            leader.tx.housekeep(&mut state, NO_SESSION, &mut |cx| {
                 left.iter().try_for_each(|ino| cx.log_complete(*ino))
             })?;
         }

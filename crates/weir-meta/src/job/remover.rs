@@ -29,9 +29,9 @@ impl Remover {
         loop {
             match self.remove_next().await {
                 Ok(true) => {}
-                Ok(false) => self.leader.removal.notified().await,
+                Ok(false) => self.leader.bells.removal.notified().await,
                 Err(e) => {
-                    if let Err(e) = self.leader.retry_job(e, "remove deleted volumes").await {
+                    if let Err(e) = self.leader.base.retry_job(e, "remove deleted volumes").await {
                         return e;
                     }
                 }
@@ -42,13 +42,13 @@ impl Remover {
     /// False: there is nothing to remove.
     async fn remove_next(&self) -> Result<bool> {
         let leader = &self.leader;
-        while leader.lock().grace.until.is_some() {
+        while leader.base.lock().grace.until.is_some() {
             // Clients from before a restart may still return with their leases.
-            leader.env.clock.sleep(RETRY_PAUSE).await;
+            leader.base.env.clock.sleep(RETRY_PAUSE).await;
         }
-        while self.leader.step(&mut mirror::remove_some).await? {}
+        while self.leader.operations.step(&mut mirror::remove_some).await? {}
         let mut next = None;
-        leader.kv.read(&mut |read| {
+        leader.base.read(&mut |read| {
             next = volume::remove::next_deleted(read)?;
             Ok(())
         })?;
@@ -60,6 +60,6 @@ impl Remover {
 
     /// One step. True: that was the last one.
     async fn remove_some(&self, id: VolumeId) -> Result<bool> {
-        self.leader.step(&mut |cx| volume::remove::remove_some(cx, id)).await
+        self.leader.operations.step(&mut |cx| volume::remove::remove_some(cx, id)).await
     }
 }

@@ -46,9 +46,9 @@ impl Scheduler {
     async fn run(&self) -> Error {
         let (leader, mut next) = (self.leader.clone(), Next::new());
         loop {
-            leader.env.clock.sleep(POLL).await;
+            leader.base.env.clock.sleep(POLL).await;
             let scheduled: Vec<(VolumeId, Retention)> = {
-                let state = leader.lock();
+                let state = leader.base.lock();
                 if state.grace.until.is_some() {
                     continue; // clients from before a restart may still return with their writes
                 }
@@ -58,7 +58,7 @@ impl Scheduler {
             next.retain(|volume, _| scheduled.iter().any(|(v, _)| v == volume));
             for (volume, retention) in scheduled {
                 if let Err(e) = self.keep_schedule(&mut next, volume, &retention).await
-                    && let Err(e) = leader.retry_job(e, "take snapshots by schedule").await
+                    && let Err(e) = leader.base.retry_job(e, "take snapshots by schedule").await
                 {
                     return e;
                 }
@@ -67,7 +67,7 @@ impl Scheduler {
     }
 
     async fn keep_schedule(&self, next: &mut Next, volume: VolumeId, retention: &Retention) -> Result<()> {
-        let (every_s, now) = (retention.snapshots_every_s, self.leader.wall());
+        let (every_s, now) = (retention.snapshots_every_s, self.leader.base.wall());
         // No later than by a correct clock: one that was ahead does not stop the schedule.
         let latest = snapshot::due(Some(now), every_s);
         let known = next.get(&volume).filter(|(every, due)| *every == every_s && due.nanos <= latest.nanos);
@@ -79,8 +79,8 @@ impl Scheduler {
             false => due,
             true => match self.keep_one(volume, retention).await {
                 Ok(()) => {
-                    let name = shown_name(&self.leader.kv, volume);
-                    self.leader.failing.succeeded(LATE, &name);
+                    let name = shown_name(self.leader.base.commits.store(), volume);
+                    self.leader.base.failing.succeeded(LATE, &name);
                     snapshot::due(Some(now), every_s)
                 }
                 Err(e) if e.kind == ErrorKind::Io => return Err(e),
@@ -97,15 +97,21 @@ impl Scheduler {
 
     fn note_late(&self, volume: VolumeId, e: &Error) {
         let (leader, seconds) = (&self.leader, RETRY.as_secs());
-        let name = shown_name(&leader.kv, volume);
+        let name = shown_name(leader.base.commits.store(), volume);
         let text = format!("the scheduled snapshot of volume {name} was not taken: {e}");
         let action = format!("it is tried again every {seconds} s: see what keeps it (`weir client list`)");
-        leader.failing.failed(leader.env.clock.now(), RETRY + PATIENCE, (LATE, &name), text, action);
+        leader.base.failing.failed(
+            leader.base.env.clock.now(),
+            RETRY + PATIENCE,
+            (LATE, &name),
+            text,
+            action,
+        );
     }
 
     fn first_due(&self, volume: VolumeId, every_s: u32, now: Time) -> Result<Time> {
         let mut last = None;
-        self.leader.kv.read(&mut |read| {
+        self.leader.base.read(&mut |read| {
             last = snapshot::last_scheduled(read, volume)?;
             Ok(())
         })?;
@@ -119,29 +125,29 @@ impl Scheduler {
         }
         let leader = &self.leader;
         let newest = {
-            let mut state = leader.lock();
-            leader.housekeep(&mut state, NO_SESSION, &mut |cx| {
+            let mut state = leader.base.lock();
+            leader.tx.housekeep(&mut state, NO_SESSION, &mut |cx| {
                 snapshot::expire(cx, volume, &retention.keep).map(drop)
             })?;
-            state.newest
+            leader.base.commits.newest(&state)
         };
-        leader.durable(newest).await
+        leader.base.commits.durable(newest).await
     }
 
     async fn take_scheduled(&self, volume: VolumeId) -> Result<Option<weir_proto::snapshot::Snapshot>> {
         let leader = &self.leader;
-        let deadline = leader.env.clock.now() + PATIENCE;
-        let mut gate = Gate::new(leader);
+        let deadline = leader.base.env.clock.now() + PATIENCE;
+        let mut gate = Gate::new(&leader.base);
         loop {
             let (mut taken, mut obstacles) = (None, Obstacles::default());
             let (is_done, wait, newest) = {
-                let mut state = leader.lock();
+                let mut state = leader.base.lock();
                 state.unpark(&mut gate.parked);
                 match gate.is_mine(&mut state, volume)? {
-                    false => (false, None, state.newest),
+                    false => (false, None, leader.base.commits.newest(&state)),
                     true => {
                         let step =
-                            leader.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
+                            leader.tx.housekeep_asking(&mut state, NO_SESSION, &mut obstacles, &mut |cx| {
                                 taken = snapshot::take_scheduled(cx, volume)?;
                                 Ok(())
                             });
@@ -150,23 +156,23 @@ impl Scheduler {
                             Err(Halt::Blocked) => Some(state.park(NO_SESSION, &obstacles, &mut gate.parked)),
                             Err(Halt::Failed(e)) => return Err(e),
                         };
-                        (wait.is_none(), wait, state.newest)
+                        (wait.is_none(), wait, leader.base.commits.newest(&state))
                     }
                 }
             };
             if is_done {
                 drop(gate);
-                leader.durable(newest).await?;
+                leader.base.commits.durable(newest).await?;
                 return Ok(taken);
             }
             let waits_for = obstacles.first().map(Obstacle::ino);
-            self.leader.revoke(obstacles);
-            if leader.env.clock.now() >= deadline {
+            self.leader.revoker.revoke(obstacles);
+            if leader.base.env.clock.now() >= deadline {
                 return Err(crate::leader::snapshots::too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
-                None => leader.env.clock.sleep(RETRY_PAUSE).await,
+                Some(wait) => drop(leader.base.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
+                None => leader.base.env.clock.sleep(RETRY_PAUSE).await,
             }
         }
     }

@@ -32,14 +32,14 @@ struct Item {
 pub(crate) async fn run(leader: Arc<Leader>) -> Error {
     loop {
         match sweep(&leader).await {
-            Ok(Swept::Nothing) => leader.garbage.notified().await,
+            Ok(Swept::Nothing) => leader.bells.garbage.notified().await,
             Ok(Swept::All) => {}
             Ok(Swept::Some(e)) => {
                 tracing::debug!("the sweep of deleted files continues in {RETRY_AFTER:?}: {e}");
-                leader.env.clock.sleep(RETRY_AFTER).await;
+                leader.base.env.clock.sleep(RETRY_AFTER).await;
             }
             Err(e) => {
-                if let Err(e) = leader.retry_job(e, "sweep deleted files").await {
+                if let Err(e) = leader.base.retry_job(e, "sweep deleted files").await {
                     return e;
                 }
             }
@@ -63,8 +63,8 @@ async fn sweep(leader: &Arc<Leader>) -> Result<Swept> {
         found = true;
         after = Some(last.key.clone());
         // The removal of the files' names must be durable before their data is dropped.
-        let newest = leader.lock().newest;
-        leader.durable(newest).await?;
+        let newest = leader.base.commits.newest(&leader.base.lock());
+        leader.base.commits.durable(newest).await?;
         for some in items.chunks(PARALLEL_FILES) {
             failure = sweep_some(leader, some).await?.or(failure);
         }
@@ -87,8 +87,8 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
             Err(_) => failure = Some(Error::unavailable("the drop of a file was abandoned")),
         }
     }
-    leader.env.tasks.crash_point(crash_points::SWEPT);
-    leader.kv.transact(&mut |txn| {
+    leader.base.env.tasks.crash_point(crash_points::SWEPT);
+    leader.base.commits.transact_unshown(&mut |txn| {
         done.iter().for_each(|key| txn.delete(key));
         Ok(())
     })?;
@@ -97,13 +97,13 @@ async fn sweep_some(leader: &Arc<Leader>, items: &[Item]) -> Result<Option<Error
 
 fn spawn_drop(leader: &Arc<Leader>, item: &Item) -> tokio::sync::oneshot::Receiver<Result<()>> {
     let (tx, rx) = tokio::sync::oneshot::channel();
-    let file = FileId { namespace: leader.config.namespace, inode: item.ino };
+    let file = FileId { namespace: leader.base.config.namespace, inode: item.ino };
     let Garbage { first_pg, pg_count, truncation } = item.garbage;
-    let drop_stripes = leader.config.purge.drop_stripes(file, first_pg, pg_count, truncation);
+    let drop_stripes = leader.base.config.purge.drop_stripes(file, first_pg, pg_count, truncation);
     let leader_too = leader.clone();
-    leader.env.tasks.spawn("drop file", async move {
+    leader.base.env.tasks.spawn("drop file", async move {
         let dropped = drop_stripes.await;
-        leader_too.note_written_under((leader_too.config.map_version)());
+        leader_too.base.note_written_under((leader_too.base.config.map_version)());
         let _ = tx.send(dropped); // the sweeper was ended
     });
     rx
@@ -118,7 +118,7 @@ fn oldest(leader: &Leader, after: Option<Vec<u8>>) -> Result<Vec<Item>> {
         key.push(0); // the least key above
         start = key;
     }
-    leader.kv.read(&mut |read| {
+    leader.base.read(&mut |read| {
         read.scan(&start, &end, &mut |key, value| {
             match tables::GARBAGE.entry(key, value) {
                 Ok(((_, ino), garbage)) => items.push(Item { key: key.to_vec(), ino, garbage }),

@@ -40,15 +40,15 @@ impl TrashEmptier {
     /// Empties for ever; returns only the error after which the node must stop.
     async fn run(&self) -> Error {
         let (leader, mut dropping) = (self.leader.clone(), Dropping::new());
-        let full = leader.lock().quotas.full.clone();
+        let full = leader.base.lock().quotas.full.clone();
         loop {
-            let over = leader.env.clock.sleep(POLL);
+            let over = leader.base.env.clock.sleep(POLL);
             tokio::select! {
                 biased;
                 () = full.notified() => {}
                 () = over => {}
             }
-            if leader.lock().grace.until.is_some() {
+            if leader.base.lock().grace.until.is_some() {
                 continue; // clients from before a restart may still return with their leases
             }
             match self.scan_trash(&mut dropping).await {
@@ -65,7 +65,7 @@ impl TrashEmptier {
         loop {
             self.free_space().await?;
             let mut found = None;
-            self.leader.kv.read(&mut |read| {
+            self.leader.base.read(&mut |read| {
                 found = match trash::next_volume(read, last)? {
                     Some(volume) => Some((volume, trash::oldest(read, volume)?)),
                     None => None,
@@ -89,15 +89,16 @@ impl TrashEmptier {
     }
 
     fn is_over(&self, volume: VolumeId, part: &TrashRecord) -> bool {
-        let state = self.leader.lock();
+        let state = self.leader.base.lock();
         let trash_s = state.quotas.retentions().get(&volume).map_or(0, |retention| retention.trash_s);
-        trash::is_over(part, trash_s, self.leader.wall())
+        trash::is_over(part, trash_s, self.leader.base.wall())
     }
 
     /// One step of a volume's oldest part. False: there is none.
     async fn empty_one(&self, volume: VolumeId) -> Result<bool> {
         let any = self
             .leader
+            .operations
             .step(&mut |cx| match trash::oldest(&*cx.txn, volume)? {
                 Some(part) => trash::remove_some(cx, volume, part).map(|_| true),
                 None => Ok(false),
@@ -106,15 +107,15 @@ impl TrashEmptier {
         let leader = &self.leader;
         let root = self.read(|read| trash::of(read, volume))?;
         if let Some(root) = root {
-            leader.lock().wake(root);
+            leader.base.lock().wake(root);
         }
-        leader.env.clock.sleep(STEP_PAUSE).await;
+        leader.base.env.clock.sleep(STEP_PAUSE).await;
         Ok(any)
     }
 
     fn read<T: Default>(&self, ask: impl Fn(&dyn Read) -> Result<T>) -> Result<T> {
         let mut answer = T::default();
-        self.leader.kv.read(&mut |read| {
+        self.leader.base.read(&mut |read| {
             answer = ask(read)?;
             Ok(())
         })?;
@@ -123,22 +124,22 @@ impl TrashEmptier {
 
     /// Frees space for starved clients in volumes with limits.
     async fn free_space(&self) -> Result<()> {
-        let goals = self.leader.lock().quotas.take_goals(self.leader.wall());
+        let goals = self.leader.base.lock().quotas.take_goals(self.leader.base.wall());
         for (volume, goal) in goals {
             while self.used(volume)?.bytes > goal && self.empty_one(volume).await? {}
         }
         for volume in self.awaited()? {
             let is_full = |state: &State, used: &Usage| {
-                state.quotas.check_inodes(volume, used, self.leader.wall()).is_err()
+                state.quotas.check_inodes(volume, used, self.leader.base.wall()).is_err()
             };
             loop {
                 let used = self.used(volume)?;
-                if !is_full(&self.leader.lock(), &used) || !self.empty_one(volume).await? {
+                if !is_full(&self.leader.base.lock(), &used) || !self.empty_one(volume).await? {
                     break;
                 }
             }
             if let Some(root) = self.read(|read| trash::of(read, volume))? {
-                self.leader.lock().wake(root);
+                self.leader.base.lock().wake(root);
             }
         }
         Ok(())
@@ -146,7 +147,7 @@ impl TrashEmptier {
 
     fn used(&self, volume: VolumeId) -> Result<Usage> {
         let mut used = None;
-        self.leader.kv.read(&mut |read| {
+        self.leader.base.read(&mut |read| {
             used = Some(namespace::volume_usage(read, volume)?);
             Ok(())
         })?;
@@ -156,26 +157,26 @@ impl TrashEmptier {
     /// Volumes where an operation waits for the trash to be emptied.
     fn awaited(&self) -> Result<Vec<VolumeId>> {
         let volumes: Vec<VolumeId> = {
-            let state = self.leader.lock();
+            let state = self.leader.base.lock();
             let limited = |volume: &&VolumeId| state.quotas.is_limited(**volume);
             state.quotas.retentions().keys().filter(limited).copied().collect()
         };
         let mut roots: Vec<(VolumeId, Option<InodeId>)> = Vec::new();
-        self.leader.kv.read(&mut |read| {
+        self.leader.base.read(&mut |read| {
             let root = |volume: &VolumeId| Ok((*volume, trash::of(read, *volume)?));
             roots = volumes.iter().map(root).collect::<Result<_>>()?;
             Ok(())
         })?;
-        let state = self.leader.lock();
+        let state = self.leader.base.lock();
         let awaited = |root: Option<InodeId>| root.is_some_and(|root| state.leases.is_awaited(root));
         Ok(roots.into_iter().filter(|(_, root)| awaited(*root)).map(|(volume, _)| volume).collect())
     }
 
     /// Frees the excess usage of the targets, from the oldest parts.
     async fn relieve_targets(&self, volume: VolumeId, dropping: &mut Dropping) -> Result<()> {
-        let space = Arc::clone(&self.leader.config.space);
+        let space = Arc::clone(&self.leader.base.config.space);
         let Some(level) = space().await else { return Ok(()) };
-        let now = self.leader.env.clock.now();
+        let now = self.leader.base.env.clock.now();
         dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
         let dropped: u64 = dropping.iter().map(|(_, bytes)| bytes).sum();
         let most = (u128::from(level.capacity) * FULL_PERCENT / 100) as u64;

@@ -1,9 +1,10 @@
 //! Consumers of a changelog: they wait for changes of a volume, and get them with their paths.
-use crate::leader::Leader;
+use super::base::Base;
 use crate::namespace::path::Paths;
 use crate::namespace::{log, volume};
 use crate::record::ChangeRecord;
 use crate::relation::changelog;
+use crate::relation::queues::Relations;
 use crate::tables;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,28 +14,37 @@ use weir_proto::{Error, Result};
 /// Longest wait of a consumer.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-impl Leader {
-    pub(crate) async fn read_changes(self: Arc<Self>, r: ReadChanges) -> Result<Changes> {
-        let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+pub struct Changelogs {
+    base: Arc<Base>,
+    relations: Arc<Relations>,
+}
+
+impl Changelogs {
+    pub fn new(base: &Arc<Base>, relations: &Arc<Relations>) -> Arc<Changelogs> {
+        Arc::new(Changelogs { base: base.clone(), relations: relations.clone() })
+    }
+
+    pub async fn read_changes(self: Arc<Self>, r: ReadChanges) -> Result<Changes> {
+        let deadline = self.base.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
-            let newest = self.lock().newest;
+            let newest = self.base.commits.newest(&self.base.lock());
             let changes = self.changes_now(&r)?;
             if !changes.changes.is_empty() {
-                self.durable(newest).await?; // a crash must not undo reported changes
+                self.base.commits.durable(newest).await?; // a crash must not undo reported changes
             }
-            let left = deadline.since(self.env.clock.now());
+            let left = deadline.since(self.base.env.clock.now());
             if !changes.changes.is_empty() || left.is_zero() {
                 return Ok(changes);
             }
-            let _ = self.env.clock.timeout(left, waiting).await; // checks again either way
+            let _ = self.base.env.clock.timeout(left, waiting).await; // checks again either way
         }
     }
 
     fn changes_now(&self, r: &ReadChanges) -> Result<Changes> {
-        self.lock().session(r.session)?.last_contact = self.env.clock.now();
+        self.base.lock().session(r.session)?.last_contact = self.base.env.clock.now();
         let mut changes = Changes { changes: Vec::new(), first: 0 };
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             changes.changes.clear();
             let mut paths = Paths::new(read, volume::load_as_admin(read, &r.cred, r.volume)?.root);
             let after = match &r.cursor {

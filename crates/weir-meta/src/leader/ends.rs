@@ -2,34 +2,59 @@
 //!
 //! Invariant: a session that has ended holds nothing. Its record goes with the count of those that may have
 //! been writing, or stays until the disk has space.
-use super::{Leader, State, hints};
+use super::base::Base;
+use super::transactions::Transactions;
+use super::{State, hints};
 use crate::keys::Sequence;
 use crate::namespace::create::next_number;
+use crate::relation::queues::Relations;
 use crate::session;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
 use weir_proto::{ErrorKind, InodeId, Result, SessionId};
 
-impl Leader {
+/// After a connection ended it is checked whether the client's process is gone.
+const END_DEAD_AFTER: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(20),
+    Duration::from_millis(200),
+    Duration::from_millis(2000),
+];
+
+pub struct SessionEnds {
+    base: Arc<Base>,
+    tx: Arc<Transactions>,
+    relations: Arc<Relations>,
+    dead: DeadSessions,
+}
+
+impl SessionEnds {
+    pub fn new(base: &Arc<Base>, tx: &Arc<Transactions>, relations: &Arc<Relations>) -> Arc<SessionEnds> {
+        let (base, tx, relations) = (base.clone(), tx.clone(), relations.clone());
+        Arc::new(SessionEnds { base, tx, relations, dead: DeadSessions::default() })
+    }
+
     /// Ends the sessions of processes that are gone. Returns whether some sessions without a connection are
     /// left.
-    pub fn end_dead_sessions(self: &Arc<Self>, state: &mut State) -> Result<bool> {
-        for id in session::gone(&state.sessions, &*self.config.gone) {
+    pub fn end_dead_sessions(&self, state: &mut State) -> Result<bool> {
+        for id in session::gone(&state.sessions, &*self.base.config.gone) {
             self.end_session(state, id, "its process is gone")?;
         }
         Ok(state.sessions.values().any(|s| s.connection.is_none()))
     }
 
     /// The end of a session: its leases, its locks, its opens, its record.
-    pub fn end_session(self: &Arc<Self>, state: &mut State, id: SessionId, why: &str) -> Result<()> {
-        if self.config.right.is_over() {
+    pub fn end_session(&self, state: &mut State, id: SessionId, why: &str) -> Result<()> {
+        if self.base.config.right.is_over() {
             return Ok(()); // the next leader decides
         }
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
         state.mounts.refusals.forget_session(id);
         state.quotas.drop_session(id);
-        let freed = state.locks.drop_session(id, self.env.clock.now());
-        hints::hint((&self.env, &self.admission), &state.sessions, freed);
-        state.recalls.drop_session(id, self.env.clock.now());
+        let freed = state.locks.drop_session(id, self.base.env.clock.now());
+        hints::hint((&self.base.env, &self.base.admission), &state.sessions, freed);
+        state.recalls.drop_session(id, self.base.env.clock.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // The open files of a session that has not returned since a restart are not known.
         let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;
@@ -54,7 +79,7 @@ impl Leader {
     /// False: the disk is full. Its record stays until there is space, for the next leader, too.
     fn record_end(&self, state: &mut State, id: SessionId, was_writing: bool) -> Result<bool> {
         let mut deaths = state.deaths.count;
-        let done = self.housekeep(state, id, &mut |cx| {
+        let done = self.tx.housekeep(state, id, &mut |cx| {
             if was_writing {
                 deaths = next_number(cx.txn, Sequence::Death)?;
             }
@@ -62,7 +87,7 @@ impl Leader {
         });
         match done {
             Err(e) if e.kind == ErrorKind::NoSpace => {
-                self.warn_of_full_disk(&e);
+                self.base.warn_of_full_disk(&e);
                 return Ok(false);
             }
             done => done?,
@@ -79,5 +104,46 @@ impl Leader {
             state.deaths.unrecorded.pop();
         }
         Ok(())
+    }
+}
+
+/// The search for sessions of processes that are gone: one for all connections that end at the same time.
+#[derive(Default)]
+struct DeadSessions {
+    is_searching: AtomicBool,
+    /// A connection has ended since it began.
+    again: AtomicBool,
+}
+
+impl SessionEnds {
+    /// After the end of a connection. A killed process is gone a moment after its connections.
+    pub fn end_dead_sessions_soon(self: &Arc<Self>) {
+        self.dead.again.store(true, SeqCst);
+        if self.dead.is_searching.swap(true, SeqCst) {
+            return;
+        }
+        let ends = self.clone();
+        self.base.env.tasks.spawn("end dead sessions", async move { ends.search_dead_sessions().await });
+    }
+
+    async fn search_dead_sessions(&self) {
+        loop {
+            while self.dead.again.swap(false, SeqCst) {
+                for pause in END_DEAD_AFTER {
+                    self.base.env.clock.sleep(pause).await;
+                    let left = self.end_dead_sessions(&mut self.base.lock());
+                    match left {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(e) => return self.base.commits.fail(&e.doing("end a session")),
+                    }
+                }
+            }
+            self.dead.is_searching.store(false, SeqCst);
+            // A connection may have ended between the two.
+            if !self.dead.again.load(SeqCst) || self.dead.is_searching.swap(true, SeqCst) {
+                return;
+            }
+        }
     }
 }

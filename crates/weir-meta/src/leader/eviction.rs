@@ -1,26 +1,37 @@
 //! Eviction as administrators see it: fill levels and watermarks.
-use super::Leader;
+use super::base::Base;
+use super::levels::Evictor;
 use crate::keys;
 use crate::namespace;
+use std::sync::Arc;
 use weir_proto::recall::{GetEviction, Levels, SetMarks};
 use weir_proto::{Error, NameRule, Result, VolumeId};
 
-impl Leader {
+pub struct Eviction {
+    base: Arc<Base>,
+    pub levels: Evictor,
+}
+
+impl Eviction {
+    pub fn new(base: &Arc<Base>) -> Eviction {
+        Eviction { base: base.clone(), levels: Evictor::default() }
+    }
+
     /// A watched place, for people.
     pub fn watched_name(&self, of: Option<VolumeId>) -> String {
         of.map_or_else(
             || "the targets".to_owned(),
-            |volume| format!("volume {}", namespace::volume::shown_name(&self.kv, volume)),
+            |volume| format!("volume {}", namespace::volume::shown_name(self.base.commits.store(), volume)),
         )
     }
 
     /// The levels; sets the watermarks of a volume before, if the request has some.
-    pub fn eviction(&self, r: &GetEviction) -> Result<Levels> {
-        self.lock().session(r.session)?.last_contact = self.env.clock.now();
+    pub fn levels_of(&self, r: &GetEviction) -> Result<Levels> {
+        self.base.note_contact(&mut self.base.lock(), r.session)?;
         if let Some(set) = &r.set {
             self.set_eviction_marks(r, set)?;
         }
-        Ok(Levels { levels: self.evictor.shown() })
+        Ok(Levels { levels: self.levels.shown() })
     }
 
     fn set_eviction_marks(&self, r: &GetEviction, set: &SetMarks) -> Result<()> {
@@ -28,8 +39,8 @@ impl Leader {
         if !is_order {
             return Err(Error::invalid("marks are hundredths, the lower one not above the higher one"));
         }
-        let mut state = self.lock();
-        let committed = self.kv.transact(&mut |txn| {
+        let state = self.base.lock();
+        self.base.commits.transact(&state, &mut |txn| {
             let record = namespace::volume::load(&*txn, set.volume)?;
             if r.cred.uid != 0 && r.cred.uid != record.owner {
                 let why = format!("user {} does not own volume {:?}", r.cred.uid, record.name);
@@ -41,7 +52,6 @@ impl Leader {
             }
             Ok(())
         })?;
-        state.newest = state.newest.max(committed);
         Ok(())
     }
 }

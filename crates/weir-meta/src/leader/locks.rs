@@ -7,8 +7,11 @@
 //! the session last named its locks, so that no earlier one arrives late. While sessions from before a
 //! restart may still name theirs, no new lock is granted in their volumes.
 
-use crate::leader::hints::hint;
-use crate::leader::{Leader, State};
+use super::State;
+use super::base::Base;
+use super::ends::SessionEnds;
+use super::hints::hint;
+use super::holds::HoldRecords;
 use crate::lock::{Holder, Shown, Wish};
 use crate::session::Session;
 use std::sync::Arc;
@@ -20,13 +23,23 @@ use weir_rpc::Connection;
 /// Locks that a session may name in all parts.
 const NAMED_IN_ALL_MAX: usize = crate::lock::LOCKS_PER_SESSION_MAX;
 
-impl Leader {
-    pub(crate) fn set_lock(self: &Arc<Self>, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
-        let (leader, now) = (self, self.env.clock.now());
-        let mut state = leader.lock();
+pub struct LockCalls {
+    base: Arc<Base>,
+    holds: Arc<HoldRecords>,
+    ends: Arc<SessionEnds>,
+}
+
+impl LockCalls {
+    pub fn new(base: &Arc<Base>, holds: &Arc<HoldRecords>, ends: &Arc<SessionEnds>) -> Arc<LockCalls> {
+        Arc::new(LockCalls { base: base.clone(), holds: holds.clone(), ends: ends.clone() })
+    }
+
+    pub fn set(&self, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
+        let now = self.base.env.clock.now();
+        let mut state = self.base.lock();
         note_contact(&mut state, r.session, on, now)?;
         let plain = |outcome| LockAnswer { outcome, holder: None };
-        if leader.may_be_held_by_absent(&mut state, r.ino)? {
+        if self.holds.may_be_held_by_absent(&mut state, r.ino)? {
             return Ok(plain(LockOutcome::Grace));
         }
         let holder = Holder { session: r.session, owner: r.owner };
@@ -36,16 +49,16 @@ impl Leader {
                 return Ok(plain(LockOutcome::Granted));
             }
             let woken = state.locks.unlock(r.ino, holder, r.range, now);
-            hint((&leader.env, &leader.admission), &state.sessions, woken);
+            hint((&self.base.env, &self.base.admission), &state.sessions, woken);
             return Ok(plain(LockOutcome::Granted));
         };
         let wish = Wish { ino: r.ino, holder, range: r.range, kind, pid: r.pid };
-        end_silent_holders(leader, &mut state, &wish, now)?;
+        end_silent_holders(self, &mut state, &wish, now)?;
         let (outcome, woken) = state.locks.lock(wish, r.ticket, now);
         if outcome == LockOutcome::Granted {
             state.locks.note_quiet(r.ino, wish.holder, r.closing);
         }
-        hint((&leader.env, &leader.admission), &state.sessions, woken);
+        hint((&self.base.env, &self.base.admission), &state.sessions, woken);
         let holder = match outcome {
             LockOutcome::Held => state.locks.conflict(&wish).map(|s| entry(&state, &s, now)),
             _ => None,
@@ -53,32 +66,32 @@ impl Leader {
         Ok(LockAnswer { outcome, holder })
     }
 
-    pub(crate) fn test_lock(self: &Arc<Self>, r: &TestLock) -> Result<LockAnswer> {
-        let (leader, now) = (self, self.env.clock.now());
-        let mut state = leader.lock();
+    pub fn test(&self, r: &TestLock) -> Result<LockAnswer> {
+        let now = self.base.env.clock.now();
+        let mut state = self.base.lock();
         state.session(r.session)?.last_contact = now;
-        if leader.may_be_held_by_absent(&mut state, r.ino)? {
+        if self.holds.may_be_held_by_absent(&mut state, r.ino)? {
             return Ok(LockAnswer { outcome: LockOutcome::Grace, holder: None });
         }
         let holder = Holder { session: r.session, owner: r.owner };
         let wish = Wish { ino: r.ino, holder, range: r.range, kind: r.kind, pid: 0 };
-        end_silent_holders(leader, &mut state, &wish, now)?;
+        end_silent_holders(self, &mut state, &wish, now)?;
         Ok(match state.locks.conflict(&wish) {
             None => LockAnswer { outcome: LockOutcome::Granted, holder: None },
             Some(s) => LockAnswer { outcome: LockOutcome::Held, holder: Some(entry(&state, &s, now)) },
         })
     }
 
-    pub(crate) fn cancel_lock(&self, r: &CancelLock, on: &Connection) -> Result<LockCancelled> {
-        let now = self.env.clock.now();
-        let mut state = self.lock();
+    pub fn cancel(&self, r: &CancelLock, on: &Connection) -> Result<LockCancelled> {
+        let now = self.base.env.clock.now();
+        let mut state = self.base.lock();
         note_contact(&mut state, r.session, on, now)?;
         Ok(LockCancelled { waited: state.locks.cancel(r.ino, r.session, r.ticket) })
     }
 
-    pub(crate) fn list_locks(&self, r: &ListLocks) -> Result<LockList> {
-        let now = self.env.clock.now();
-        let mut state = self.lock();
+    pub fn list(&self, r: &ListLocks) -> Result<LockList> {
+        let now = self.base.env.clock.now();
+        let mut state = self.base.lock();
         state.session(r.session)?.last_contact = now;
         let all = state.locks.list(r.ino);
         let more = all.len().saturating_sub(LISTED_MAX) as u32;
@@ -86,10 +99,9 @@ impl Leader {
         Ok(LockList { entries, more })
     }
 
-    pub(crate) fn reclaim_locks(&self, r: &ReclaimLocks, on: &Connection) -> Result<Reclaimed> {
-        let leader = self;
-        let now = leader.env.clock.now();
-        let mut state = leader.lock();
+    pub fn reclaim(&self, r: &ReclaimLocks, on: &Connection) -> Result<Reclaimed> {
+        let now = self.base.env.clock.now();
+        let mut state = self.base.lock();
         let session = state.session(r.session)?;
         session.last_contact = now;
         if session.naming_locks.0 != on.id() {
@@ -110,19 +122,19 @@ impl Leader {
         if !lost.is_empty() {
             tracing::warn!(session = %r.session, count = lost.len(), "locks could not be taken up again");
         }
-        hint((&leader.env, &leader.admission), &state.sessions, woken);
+        hint((&self.base.env, &self.base.admission), &state.sessions, woken);
         Ok(Reclaimed { lost })
     }
 }
 
 /// A session that was silent for a lease term is spared only as long as no request conflicts with its locks.
-fn end_silent_holders(leader: &Arc<Leader>, state: &mut State, wish: &Wish, now: Instant) -> Result<()> {
+fn end_silent_holders(calls: &LockCalls, state: &mut State, wish: &Wish, now: Instant) -> Result<()> {
     while let Some(shown) = state.locks.conflict(wish) {
         let holder = shown.wish.holder.session;
-        if holder == wish.holder.session || !state.is_silent(holder, now, leader.term()) {
+        if holder == wish.holder.session || !state.is_silent(holder, now, calls.base.term()) {
             return Ok(());
         }
-        leader.end_session(state, holder, "it was silent for a lease term, and others want its lock")?;
+        calls.ends.end_session(state, holder, "it was silent for a lease term, and others want its lock")?;
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! The work of movers: it is assigned, and its results are reported.
-use crate::leader::Leader;
+use super::base::Base;
+use super::missing_names::MissingNames;
+use super::recall::RecallCalls;
 use crate::record::ChangeRecord;
-use crate::relation::queues::ShipQueues;
+use crate::relation::queues::{Relations, ShipQueues};
 use crate::relation::record::RemoteEntry;
 use crate::relation::results::{self, Recorded};
 use crate::relation::ship_queue::{Batch, ShipQueue, WorkRequest};
@@ -18,27 +20,48 @@ use weir_proto::{Error, InodeId, Result, SessionId};
 /// Longest wait of a mover.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-impl Leader {
+pub struct MoverCalls {
+    base: Arc<Base>,
+    relations: Arc<Relations>,
+    names: Arc<MissingNames>,
+    recalls: Arc<RecallCalls>,
+}
+
+impl MoverCalls {
+    pub fn new(
+        base: &Arc<Base>,
+        relations: &Arc<Relations>,
+        names: &Arc<MissingNames>,
+        recalls: &Arc<RecallCalls>,
+    ) -> Arc<MoverCalls> {
+        Arc::new(MoverCalls {
+            base: base.clone(),
+            relations: relations.clone(),
+            names: names.clone(),
+            recalls: recalls.clone(),
+        })
+    }
+
     /// Work for a mover; waits for some.
-    pub(crate) async fn lease_work(self: Arc<Self>, r: LeaseWork) -> Result<WorkLeased> {
-        let deadline = self.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+    pub async fn lease_work(self: Arc<Self>, r: LeaseWork) -> Result<WorkLeased> {
+        let deadline = self.base.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
             let (leased, noted, wanted) = self.batch_work(&r)?;
             for ino in wanted {
-                self.want_back(ino)?;
+                self.recalls.want_back(ino)?;
             }
             if !leased.relations.is_empty() {
                 // The possible effects of a mover's work must be known after a crash of this leader.
-                self.durable(noted).await?;
+                self.base.commits.durable(noted).await?;
                 return Ok(leased);
             }
-            let now = self.env.clock.now();
+            let now = self.base.env.clock.now();
             let wake = self.relations.lock().next_try(now).map_or(deadline, |at| at.min(deadline));
             let scans = self.relations.lock().queues.values().any(|queue| queue.mirrors);
             let wake = if scans { wake.min(now + listing::BETWEEN_SCANS) } else { wake };
-            let over = self.env.clock.timeout(wake.since(now), waiting).await.is_err();
-            if over && self.env.clock.now() >= deadline {
+            let over = self.base.env.clock.timeout(wake.since(now), waiting).await.is_err();
+            if over && self.base.env.clock.now() >= deadline {
                 return Ok(leased);
             }
         }
@@ -46,9 +69,9 @@ impl Leader {
 
     /// Work, if it may be assigned, and files to recall completely.
     fn batch_work(&self, r: &LeaseWork) -> Result<(WorkLeased, CommitSeq, BTreeSet<InodeId>)> {
-        let now = self.env.clock.now();
+        let now = self.base.env.clock.now();
         let map_version = {
-            let mut state = self.lock();
+            let mut state = self.base.lock();
             state.session(r.session)?.last_contact = now;
             state.leases.written_under
         };
@@ -90,7 +113,7 @@ impl Leader {
             }
         }
         drop(queues);
-        if let Err(e) = self.recall_own(&away) {
+        if let Err(e) = self.recalls.recall_own(&away) {
             tracing::debug!("recall bytes to be shipped: {e}"); // they are requested again
         }
         Ok((leased, noted, wanted))
@@ -107,9 +130,9 @@ impl Leader {
         loop {
             let (mut batch, mut url, mut is_new) = (Batch::default(), String::new(), false);
             let (mut parts, mut ids, mut by) = (false, None, 0);
-            let (now, wall) = (self.env.clock.now(), self.wall());
+            let (now, wall) = (self.base.env.clock.now(), self.base.wall());
             let mut direction = Direction::Push;
-            self.kv.read(&mut |read| {
+            self.base.read(&mut |read| {
                 let Some(record) = store::find_relation(read, id)? else { return Ok(()) };
                 if record.paused.is_some() {
                     return Ok(());
@@ -172,7 +195,7 @@ impl Leader {
             let ExtentWork { ino, offset, len, .. } = extent;
             tracing::trace!(relation = %id, %ino, offset, len, finish = extent.finish.is_some(), expect = ?extent.expect, "given");
         }
-        let noted = self.kv.transact(&mut |txn| {
+        let noted = self.base.commits.transact_unshown(&mut |txn| {
             if !batch.is_empty() && !tables::MOVERS.has(txn, mover)? {
                 tables::MOVERS.put(txn, mover, &Present);
             }
@@ -215,15 +238,15 @@ impl Leader {
     }
 
     /// The results of work.
-    pub(crate) fn complete_work(&self, r: &CompleteWork) -> Result<CommitSeq> {
+    pub fn complete_work(&self, r: &CompleteWork) -> Result<CommitSeq> {
         tracing::trace!(relation = %r.relation, session = %r.session, names = ?r.names, extents = ?r.extents, "told");
-        let (now, wall) = (self.env.clock.now(), self.wall());
-        self.lock().session(r.session)?.last_contact = now;
+        let (now, wall) = (self.base.env.clock.now(), self.base.wall());
+        self.base.lock().session(r.session)?.last_contact = now;
         let mut queues_held = self.relations.lock();
         let ShipQueues { queues, meters, .. } = &mut *queues_held;
         let Some(queue) = queues.get_mut(&r.relation) else { return Ok(CommitSeq(0)) };
         let mut recorded = Recorded::default();
-        let committed = self.kv.transact(&mut |txn| {
+        let committed = self.base.commits.transact_unshown(&mut |txn| {
             recorded = results::record(txn, queue, r, wall)?;
             Ok(())
         })?;
@@ -248,12 +271,12 @@ impl Leader {
         meters.entry(r.relation).or_default().note(now, recorded.shipped);
         self.relations.work.notify_waiters();
         drop(queues_held);
-        let mut state = self.lock();
+        let mut state = self.base.lock();
         unreadable.iter().for_each(|dir| state.wake(*dir)); // waiting operations get the reason
         drop(state);
         if mirrors {
             // It may be gone: then the parent directory has no such entry any more.
-            unreadable.iter().try_for_each(|dir| self.relist_above(*dir))?;
+            unreadable.iter().try_for_each(|dir| self.names.relist_above(*dir))?;
         }
         Ok(committed)
     }

@@ -35,7 +35,7 @@ impl Outcome {
     /// An error of the store ends this leader, not the caller.
     pub fn mapped(self, leader: &Leader) -> Outcome {
         match self {
-            Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.map_error(e))),
+            Outcome::Ready(seq, Err(e)) => Outcome::Ready(seq, Err(leader.base.commits.map_error(e))),
             outcome => outcome,
         }
     }
@@ -57,7 +57,7 @@ where
     };
     let (leader, serving) = (leader.clone(), serve(leader.clone(), request));
     Outcome::Waits(Box::pin(async move {
-        serving.await.map_err(|e| leader.map_error(e)).map(|body| Reply::new(&body))
+        serving.await.map_err(|e| leader.base.commits.map_error(e)).map(|body| Reply::new(&body))
     }))
 }
 

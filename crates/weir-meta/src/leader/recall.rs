@@ -2,7 +2,10 @@
 //!
 //! `recalls` decides, `namespace::evict` keeps the records. Bytes are reported as online only when that is
 //! durable.
-use crate::leader::{Leader, State};
+use super::State;
+use super::base::Base;
+use super::missing_names::MissingNames;
+use super::transactions::Transactions;
 use crate::namespace;
 use crate::namespace::evict::Handed;
 use crate::namespace::evicted::{layout_to_fill, ranges};
@@ -27,34 +30,41 @@ struct Away {
     stripe_bytes: u64,
 }
 
-impl Leader {
-    pub(crate) fn want_recall(&self, r: &WantRecall) -> Result<()> {
-        let leader = self;
-        let mut state = leader.lock();
-        note_contact(leader, &mut state, r.session)?;
-        let away = leader.away(r.ino, r.from, r.to)?;
-        leader.want(&mut state, r.ino, &away, false)
+pub struct RecallCalls {
+    base: Arc<Base>,
+    tx: Arc<Transactions>,
+    names: Arc<MissingNames>,
+}
+
+impl RecallCalls {
+    pub fn new(base: &Arc<Base>, tx: &Arc<Transactions>, names: &Arc<MissingNames>) -> Arc<RecallCalls> {
+        Arc::new(RecallCalls { base: base.clone(), tx: tx.clone(), names: names.clone() })
     }
 
-    pub(crate) fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
-        let leader = self;
-        let mut state = leader.lock();
-        note_contact(leader, &mut state, r.session)?;
+    pub fn want_recall(&self, r: &WantRecall) -> Result<()> {
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
+        let away = self.away(r.ino, r.from, r.to)?;
+        self.want(&mut state, r.ino, &away, false)
+    }
+
+    pub fn recall_failed(&self, r: &RecallFailed) -> Result<()> {
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
-        state.recalls.failed(r.session, &id, &r.error, r.retry, leader.env.clock.now());
+        state.recalls.failed(r.session, &id, &r.error, r.retry, self.base.env.clock.now());
         // In a volume that mirrors its home it may be another file there by now.
-        if !state.mirrored.is_empty() { leader.relist_above(r.ino) } else { Ok(()) }
+        if !state.mirrored.is_empty() { self.names.relist_above(r.ino) } else { Ok(()) }
     }
 
-    pub(crate) fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
-        let leader = self;
-        let mut state = leader.lock();
-        note_contact(leader, &mut state, r.session)?;
+    pub fn tier_state(&self, r: &GetTierState) -> Result<TierState> {
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
         let mut found = None;
-        leader.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             let Some(inode) = namespace::find_inode(read, r.ino)? else { return Ok(()) };
             let count = ranges(read, r.ino, 0, usize::MAX)?.len() as u64;
-            let why_not = (leader.config.at_home)(read, r.ino, &inode, 0, inode.size).err();
+            let why_not = (self.base.config.at_home)(read, r.ino, &inode, 0, inode.size).err();
             found = Some((inode, count, why_not));
             Ok(())
         })?;
@@ -73,22 +83,17 @@ impl Leader {
     }
 }
 
-fn note_contact(leader: &Leader, state: &mut State, session: SessionId) -> Result<()> {
-    state.session(session)?.last_contact = leader.env.clock.now();
-    Ok(())
-}
-
-impl Leader {
+impl RecallCalls {
     /// The evicted parts of a range, in whole stripes.
     fn away(&self, ino: InodeId, from: u64, to: u64) -> Result<Away> {
         let mut away = Away { parts: Vec::new(), stripe_bytes: 1 };
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             away.parts.clear();
             let Some(inode) = namespace::find_inode(read, ino)?.filter(|i| i.evicted > 0) else {
                 return Ok(());
             };
-            let Some(stripe) =
-                layout_to_fill(ino, &inode, &|| (self.config.layout)(&NO_POLICY)).map(|l| l.stripe_bytes())
+            let Some(stripe) = layout_to_fill(ino, &inode, &|| (self.base.config.layout)(&NO_POLICY))
+                .map(|l| l.stripe_bytes())
             else {
                 return Err(Error::unavailable("there is no placement group to recall bytes to"));
             };
@@ -103,11 +108,11 @@ impl Leader {
     }
 
     /// Recalls bytes that the leader itself needs.
-    pub(crate) fn recall_own(&self, ranges: &[(InodeId, u64, u64)]) -> Result<()> {
+    pub fn recall_own(&self, ranges: &[(InodeId, u64, u64)]) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
         }
-        let mut state = self.lock();
+        let mut state = self.base.lock();
         for (ino, from, to) in ranges {
             let away = self.away(*ino, *from, *to)?;
             self.want(&mut state, *ino, &away, false)?;
@@ -118,11 +123,11 @@ impl Leader {
     /// All evicted bytes of a file are to be recalled; no caller waits for it.
     pub fn want_back(&self, ino: InodeId) -> Result<()> {
         let away = self.away(ino, 0, u64::MAX)?;
-        self.want(&mut self.lock(), ino, &away, false)
+        self.want(&mut self.base.lock(), ino, &away, false)
     }
 
     fn want(&self, state: &mut State, ino: InodeId, away: &Away, awaited: bool) -> Result<()> {
-        let now = self.env.clock.now();
+        let now = self.base.env.clock.now();
         away.parts
             .iter()
             .try_for_each(|p| state.recalls.want(ino, (p.from, p.to), away.stripe_bytes, awaited, now))
@@ -132,10 +137,10 @@ impl Leader {
     fn assign(&self, state: &mut State, mover: SessionId, max: u32) -> Result<Vec<RecallWork>> {
         let mut work = Vec::new();
         while (work.len() as u32) < max.clamp(1, RECALLS_MAX) {
-            let now = self.env.clock.now();
+            let now = self.base.env.clock.now();
             let Some(due) = state.recalls.next(now) else { break };
             let mut handed = None;
-            let done = self.housekeep(state, mover, &mut |cx| {
+            let done = self.tx.housekeep(state, mover, &mut |cx| {
                 handed = cx.hand_out(due.ino, due.from, due.to)?;
                 Ok(())
             });
@@ -159,95 +164,96 @@ impl Leader {
 
 /// A wait that ends when it is dropped.
 struct Wait {
-    leader: Arc<Leader>,
+    calls: Arc<RecallCalls>,
     number: u64,
 }
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.leader.lock().recalls.end_wait(self.number);
+        self.calls.base.lock().recalls.end_wait(self.number);
     }
 }
 
-fn until(leader: &Leader, deadline: Instant, wait_ms: u32) -> Instant {
-    deadline.min(leader.env.clock.now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX))
+fn until(calls: &RecallCalls, deadline: Instant, wait_ms: u32) -> Instant {
+    deadline.min(calls.base.env.clock.now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX))
 }
 
-pub(crate) async fn await_recall(
-    leader: Arc<Leader>,
-    r: AwaitRecall,
-    deadline: Instant,
-) -> Result<RecallWaited> {
-    let until = until(&leader, deadline, r.wait_ms);
-    let waits = leader.env.watch.wait(Reason::Recall, Object::new("inode", r.ino.0));
-    let number = leader.lock().recalls.wait(r.ino, r.from, r.to);
-    let wait = Wait { leader: leader.clone(), number };
-    let mut ahead = r.to..r.to.saturating_add(AHEAD_BYTES);
-    loop {
-        let (outcome, bell) = {
-            let mut state = leader.lock();
-            note_contact(&leader, &mut state, r.session)?;
-            let away = leader.away(r.ino, r.from, r.to)?;
-            if away.parts.is_empty() {
-                (Err(state.newest), None)
-            } else if let Some(why) = state.recalls.failure(wait.number) {
-                return Ok(RecallWaited { done: false, failed: true, why });
-            } else {
-                leader.want(&mut state, r.ino, &away, true)?;
-                if !ahead.is_empty() {
-                    let behind = leader.away(r.ino, ahead.start, ahead.end)?;
-                    leader.want(&mut state, r.ino, &behind, false)?;
-                    ahead = 0..0;
+impl RecallCalls {
+    /// Waits until evicted bytes are online, or their recall has failed.
+    pub async fn wait_for(self: Arc<Self>, r: AwaitRecall, deadline: Instant) -> Result<RecallWaited> {
+        let until = until(&self, deadline, r.wait_ms);
+        let waits = self.base.env.watch.wait(Reason::Recall, Object::new("inode", r.ino.0));
+        let number = self.base.lock().recalls.wait(r.ino, r.from, r.to);
+        let wait = Wait { calls: self.clone(), number };
+        let mut ahead = r.to..r.to.saturating_add(AHEAD_BYTES);
+        loop {
+            let (outcome, bell) = {
+                let mut state = self.base.lock();
+                self.base.note_contact(&mut state, r.session)?;
+                let away = self.away(r.ino, r.from, r.to)?;
+                if away.parts.is_empty() {
+                    (Err(self.base.commits.newest(&state)), None)
+                } else if let Some(why) = state.recalls.failure(wait.number) {
+                    return Ok(RecallWaited { done: false, failed: true, why });
+                } else {
+                    self.want(&mut state, r.ino, &away, true)?;
+                    if !ahead.is_empty() {
+                        let behind = self.away(r.ino, ahead.start, ahead.end)?;
+                        self.want(&mut state, r.ino, &behind, false)?;
+                        ahead = 0..0;
+                    }
+                    let why = state.recalls.why(r.ino, r.from, r.to, self.base.env.clock.now());
+                    (Ok(why), Some(state.recalls.bell(r.ino).notified_owned()))
                 }
-                let why = state.recalls.why(r.ino, r.from, r.to, leader.env.clock.now());
-                (Ok(why), Some(state.recalls.bell(r.ino).notified_owned()))
+            };
+            let (why, bell) = match (outcome, bell) {
+                (Err(newest), _) => {
+                    self.base.commits.durable(newest).await?;
+                    return Ok(RecallWaited { done: true, failed: false, why: String::new() });
+                }
+                (Ok(why), Some(bell)) => (why, bell),
+                (Ok(why), None) => return Ok(RecallWaited { done: false, failed: false, why }),
+            };
+            waits.holder(&why);
+            let over = self.base.env.clock.sleep_until(until);
+            tokio::select! {
+                biased;
+                () = bell => {}
+                () = over => return Ok(RecallWaited { done: false, failed: false, why }),
             }
-        };
-        let (why, bell) = match (outcome, bell) {
-            (Err(newest), _) => {
-                leader.durable(newest).await?;
-                return Ok(RecallWaited { done: true, failed: false, why: String::new() });
-            }
-            (Ok(why), Some(bell)) => (why, bell),
-            (Ok(why), None) => return Ok(RecallWaited { done: false, failed: false, why }),
-        };
-        waits.holder(&why);
-        let over = leader.env.clock.sleep_until(until);
-        tokio::select! {
-            biased;
-            () = bell => {}
-            () = over => return Ok(RecallWaited { done: false, failed: false, why }),
         }
     }
-}
 
-pub(crate) async fn take_recalls(
-    leader: Arc<Leader>,
-    r: TakeRecalls,
-    deadline: Instant,
-) -> Result<RecallsTaken> {
-    let until = until(&leader, deadline, r.wait_ms);
-    {
-        let mut state = leader.lock();
-        note_contact(&leader, &mut state, r.session)?;
-        state.recalls.note_busy(r.session, &r.busy, leader.env.clock.now());
-    }
-    loop {
-        let (recalls, newest, news, again_at) = {
-            let mut state = leader.lock();
-            note_contact(&leader, &mut state, r.session)?;
-            let news = state.recalls.news.clone().notified_owned();
-            let recalls = leader.assign(&mut state, r.session, r.max)?;
-            (recalls, state.newest, news, state.recalls.next_due(leader.env.clock.now()))
-        };
-        if !recalls.is_empty() || leader.env.clock.now() >= until {
-            leader.durable(newest).await?;
-            return Ok(RecallsTaken { recalls });
+    /// Recalls for a mover; waits for some.
+    pub async fn take(self: Arc<Self>, r: TakeRecalls, deadline: Instant) -> Result<RecallsTaken> {
+        let until = until(&self, deadline, r.wait_ms);
+        {
+            let mut state = self.base.lock();
+            self.base.note_contact(&mut state, r.session)?;
+            state.recalls.note_busy(r.session, &r.busy, self.base.env.clock.now());
         }
-        let over = leader.env.clock.sleep_until(again_at.map_or(until, |at| at.min(until)));
-        tokio::select! {
-            biased;
-            () = news => {}
-            () = over => {}
+        loop {
+            let (recalls, newest, news, again_at) = {
+                let mut state = self.base.lock();
+                self.base.note_contact(&mut state, r.session)?;
+                let news = state.recalls.news.clone().notified_owned();
+                let recalls = self.assign(&mut state, r.session, r.max)?;
+                (
+                    recalls,
+                    self.base.commits.newest(&state),
+                    news,
+                    state.recalls.next_due(self.base.env.clock.now()),
+                )
+            };
+            if !recalls.is_empty() || self.base.env.clock.now() >= until {
+                self.base.commits.durable(newest).await?;
+                return Ok(RecallsTaken { recalls });
+            }
+            let over = self.base.env.clock.sleep_until(again_at.map_or(until, |at| at.min(until)));
+            tokio::select! {
+                biased;
+                () = news => {}
+                () = over => {}
+            }
         }
     }
 }

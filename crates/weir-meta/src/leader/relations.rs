@@ -1,16 +1,17 @@
-//! Relations as administrators see them: state, lag and backlog; and relations that were added or removed.
-use crate::leader::Leader;
+//! Relations as administrators see them: state, lag and backlog.
+use super::base::Base;
+use super::paced::Paced;
 use crate::namespace::{log, volume};
 use crate::relation::record::{ConflictRecord, RelationRecord};
-use crate::relation::{changelog, listing, rules, store, tree};
+use crate::relation::{listing, queues, rules, store, tree};
 use crate::tables;
 use bytes::Bytes;
-use std::collections::BTreeSet;
-use std::sync::PoisonError;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use weir_env::Instant;
 use weir_proto::meta::Time;
 use weir_proto::relation::*;
-use weir_proto::{InodeId, Result, VolumeId};
+use weir_proto::{InodeId, Result};
 
 /// Dirty ranges and queued changes that are counted for a report.
 const COUNTED_MAX: usize = 200_000;
@@ -23,7 +24,7 @@ const CONFLICTS_SHOWN: usize = 100;
 
 /// The changes that home lacks.
 #[derive(Clone, Default)]
-pub struct Backlog {
+struct Backlog {
     volume_name: String,
     bytes: u64,
     names: u64,
@@ -46,11 +47,23 @@ impl Backlog {
     }
 }
 
-impl Leader {
-    pub(crate) fn relation_rules(&self, r: &RelationRulesList) -> Result<RulesOfRelations> {
-        self.lock().session(r.session)?;
+pub struct RelationReports {
+    base: Arc<Base>,
+    relations: Arc<queues::Relations>,
+    /// What relations still have to do: long to count.
+    backlogs: Mutex<BTreeMap<RelationId, Arc<Paced<Backlog>>>>,
+}
+
+impl RelationReports {
+    pub fn new(base: &Arc<Base>, relations: &Arc<queues::Relations>) -> RelationReports {
+        let (base, relations) = (base.clone(), relations.clone());
+        RelationReports { base, relations, backlogs: Mutex::default() }
+    }
+
+    pub fn rules(&self, r: &RelationRulesList) -> Result<RulesOfRelations> {
+        self.base.lock().session(r.session)?;
         let mut found = Vec::new();
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             found = rules::all(read)?;
             Ok(())
         })?;
@@ -62,29 +75,29 @@ impl Leader {
         Ok(RulesOfRelations { relations: found.into_iter().map(of).collect() })
     }
 
-    pub(crate) fn relation_list(&self, r: &RelationList) -> Result<Relations> {
-        let now = self.env.clock.now();
+    pub fn list(&self, r: &RelationList) -> Result<Relations> {
+        let now = self.base.env.clock.now();
         let mut relations = Vec::new();
         let mut found = Vec::new();
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             found = store::relations(read)?;
             Ok(())
         })?;
         let exists = |id: &RelationId| found.iter().any(|(known, _)| known == id);
         self.backlogs.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| exists(id));
         for (id, record) in found.into_iter().filter(|(_, rec)| r.volume.is_none_or(|v| v == rec.volume)) {
-            relations.push(self.relation_info(id, record, now)?);
+            relations.push(self.info(id, record, now)?);
         }
         Ok(Relations { relations })
     }
 
-    fn relation_info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
-        let wall = self.env.clock.wall().0;
+    fn info(&self, id: RelationId, record: RelationRecord, now: Instant) -> Result<RelationInfo> {
+        let wall = self.base.env.clock.wall().0;
         let paced = {
             let mut backlogs = self.backlogs.lock().unwrap_or_else(PoisonError::into_inner);
             backlogs.entry(id).or_default().clone()
         };
-        let backlog = paced.get(|| self.env.clock.now(), || self.backlog(id, &record))?;
+        let backlog = paced.get(|| self.base.env.clock.now(), || self.backlog(id, &record))?;
         let conflicts = self.show_conflicts(id, backlog.conflicts)?;
         let mut queues = self.relations.lock();
         let movers = queues.live_movers(now);
@@ -138,7 +151,7 @@ impl Leader {
 
     fn backlog(&self, id: RelationId, record: &RelationRecord) -> Result<Backlog> {
         let mut backlog = Backlog::default();
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             backlog = Backlog { volume_name: volume::load(read, record.volume)?.name, ..Backlog::default() };
             let mut log_lag = 0;
             if !record.mirrors() {
@@ -171,7 +184,7 @@ impl Leader {
 
     fn show_conflicts(&self, id: RelationId, found: Vec<(InodeId, ConflictRecord)>) -> Result<Vec<Conflict>> {
         let mut shown = Vec::new();
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             shown.clear();
             for (ino, record) in &found {
                 let path = Bytes::from(tree::path(read, id, *ino)?.unwrap_or_default());
@@ -181,21 +194,5 @@ impl Leader {
             Ok(())
         })?;
         Ok(shown)
-    }
-}
-
-impl Leader {
-    /// Relations or cursors were added or removed.
-    pub(crate) fn relations_changed(&self) -> Result<(BTreeSet<VolumeId>, BTreeSet<VolumeId>)> {
-        let (mut ids, mut logged, mut mirrored) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
-        self.kv.read(&mut |read| {
-            ids = store::all_relations(read)?.iter().map(|(id, _)| *id).collect();
-            logged = changelog::logged(read)?;
-            mirrored = changelog::mirrored(read)?;
-            Ok(())
-        })?;
-        self.relations.lock().follow(&ids);
-        self.relations.changed.notify_one();
-        Ok((logged, mirrored))
     }
 }

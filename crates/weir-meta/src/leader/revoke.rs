@@ -1,5 +1,6 @@
 //! Revokes leases: a client is asked until it returns one, or its session is over.
-use super::Leader;
+use super::base::Base;
+use super::ends::SessionEnds;
 use crate::crash_points;
 use crate::lease::Conflict;
 use crate::obstacle::Obstacles;
@@ -20,52 +21,61 @@ const STUCK_MIN: Duration = Duration::from_secs(10);
 /// Checks of a client under revoke, per lease term.
 const TICKS_PER_TERM: u32 = 4;
 
-impl Leader {
+pub struct Revoker {
+    base: Arc<Base>,
+    ends: Arc<SessionEnds>,
+}
+
+impl Revoker {
+    pub fn new(base: &Arc<Base>, ends: &Arc<SessionEnds>) -> Arc<Revoker> {
+        Arc::new(Revoker { base: base.clone(), ends: ends.clone() })
+    }
+
     /// Asks the clients whose leases conflict to return them.
     pub fn revoke(self: &Arc<Self>, obstacles: Obstacles) {
         for conflict in obstacles.leases().copied().filter(|c| c.ask) {
-            if self.lock().leases.begin_revoke(conflict.session, conflict.ino) {
-                let leader = self.clone();
-                leader.env.tasks.crash_point(crash_points::REVOKING);
-                self.env.tasks.spawn("lease revoke", async move { revoke(leader, conflict).await });
+            if self.base.lock().leases.begin_revoke(conflict.session, conflict.ino) {
+                let revoker = self.clone();
+                revoker.base.env.tasks.crash_point(crash_points::REVOKING);
+                self.base.env.tasks.spawn("lease revoke", async move { revoke(revoker, conflict).await });
             }
         }
     }
 }
 
 /// Asks a client to return a lease, until it has or its session is over.
-async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
+async fn revoke(revoker: Arc<Revoker>, conflict: Conflict) {
     let pause = {
-        let mut state = leader.lock();
+        let mut state = revoker.base.lock();
         // Without a lease the permission to write directly is withdrawn, for a reader.
         let for_reader = conflict.keep == LeaseKind::Read
             || state.leases.held(conflict.session, conflict.ino) == LeaseKind::None;
-        let now = leader.env.clock.now();
+        let now = revoker.base.env.clock.now();
         if for_reader { state.pause_before_poll(conflict.ino, now) } else { Duration::ZERO }
     };
-    leader.env.clock.sleep(pause).await;
+    revoker.base.env.clock.sleep(pause).await;
     // Its time counts from its turn: a client is not slow because much is asked of it.
-    let turns = leader.lock().sessions.get(&conflict.session).map(|session| session.revokes.clone());
+    let turns = revoker.base.lock().sessions.get(&conflict.session).map(|session| session.revokes.clone());
     let Some(turns) = turns else { return };
     let Ok(_turn) = turns.acquire().await else { return };
-    let patience = leader.term() * REVOKE_TERMS_MAX;
-    let mut began = leader.env.clock.now();
+    let patience = revoker.base.term() * REVOKE_TERMS_MAX;
+    let mut began = revoker.base.env.clock.now();
     let request = Revoke { ino: conflict.ino, keep: conflict.keep };
     loop {
         let (connection, moved) = {
-            let mut state = leader.lock();
+            let mut state = revoker.base.lock();
             // It was spared only as long as no operation conflicted with its leases.
-            if state.is_silent(conflict.session, leader.env.clock.now(), leader.term()) {
+            if state.is_silent(conflict.session, revoker.base.env.clock.now(), revoker.base.term()) {
                 let why = "it was silent for a lease term, and others want what it holds";
-                return leader.report(leader.end_session(&mut state, conflict.session, why));
+                return revoker.base.report(revoker.ends.end_session(&mut state, conflict.session, why));
             }
             let Some(session) = state.sessions.get(&conflict.session) else { return };
             began = began.max(state.stalls.until);
             (session.connection.clone(), session.moved.clone().notified_owned())
         };
-        let left = (began + patience).since(leader.env.clock.now());
-        if left.is_zero() || is_stuck(&leader, conflict.session, began) {
-            return fence(&leader, conflict.session);
+        let left = (began + patience).since(revoker.base.env.clock.now());
+        if left.is_zero() || is_stuck(&revoker, conflict.session, began) {
+            return fence(&revoker, conflict.session);
         }
         if let Some(connection) = connection {
             let asked = connection.call(&request, Vec::new(), left);
@@ -74,18 +84,18 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
                 tokio::select! {
                     biased;
                     answer = &mut asked => break answer,
-                    () = leader.env.clock.sleep(leader.term() / TICKS_PER_TERM) => {
-                        if is_stuck(&leader, conflict.session, began) {
-                            return fence(&leader, conflict.session);
+                    () = revoker.base.env.clock.sleep(revoker.base.term() / TICKS_PER_TERM) => {
+                        if is_stuck(&revoker, conflict.session, began) {
+                            return fence(&revoker, conflict.session);
                         }
                     }
                 }
             };
             match answer {
-                Ok(_) => return note_returned(&leader, conflict),
+                Ok(_) => return note_returned(&revoker, conflict),
                 Err(e) if e.kind == ErrorKind::Unavailable || e.kind == ErrorKind::Deadline => {}
                 Err(e) => {
-                    if let Some(more) = leader.env.watch.line("a revoke failed") {
+                    if let Some(more) = revoker.base.env.watch.line("a revoke failed") {
                         let (session, inode) = (conflict.session, conflict.ino);
                         tracing::warn!(%session, %inode, "a revoke failed: {e}{more}");
                     }
@@ -93,32 +103,32 @@ async fn revoke(leader: Arc<Leader>, conflict: Conflict) {
             }
         }
         // It returns on a new connection, retries by itself, or expires.
-        let _ = leader.env.clock.timeout(left.min(leader.term() / TICKS_PER_TERM), moved).await;
+        let _ = revoker.base.env.clock.timeout(left.min(revoker.base.term() / TICKS_PER_TERM), moved).await;
     }
 }
 
 /// Whether a client under revoke has made no progress for a lease term.
-fn is_stuck(leader: &Leader, session: SessionId, began: Instant) -> bool {
-    let got_on = leader.lock().got_on(session, began);
-    got_on.is_some_and(|at| leader.env.clock.now().since(at) > leader.term().max(STUCK_MIN))
+fn is_stuck(revoker: &Revoker, session: SessionId, began: Instant) -> bool {
+    let got_on = revoker.base.lock().got_on(session, began);
+    got_on.is_some_and(|at| revoker.base.env.clock.now().since(at) > revoker.base.term().max(STUCK_MIN))
 }
 
 /// Ends the session of a client that does not return a lease that others wait for: with all its holdings, at
 /// once. Its next one gets no leases for a while.
-fn fence(leader: &Arc<Leader>, session: SessionId) {
-    let mut state = leader.lock();
+fn fence(revoker: &Revoker, session: SessionId) {
+    let mut state = revoker.base.lock();
     let client = state.sessions.get(&session).map(|s| s.client.clone());
     if let Some(client) = client {
-        state.mistrust(&client, leader.env.clock.now());
+        state.mistrust(&client, revoker.base.env.clock.now());
     }
-    let ended = leader.end_session(&mut state, session, "it did not answer a revoke");
-    leader.report(ended);
+    let ended = revoker.ends.end_session(&mut state, session, "it did not answer a revoke");
+    revoker.base.report(ended);
 }
 
-fn note_returned(leader: &Leader, conflict: Conflict) {
-    let mut state = leader.lock();
+fn note_returned(revoker: &Revoker, conflict: Conflict) {
+    let mut state = revoker.base.lock();
     if let Some(session) = state.sessions.get_mut(&conflict.session) {
-        session.progress = leader.env.clock.now();
+        session.progress = revoker.base.env.clock.now();
     }
     state.leases.end_revoke(conflict.session, conflict.ino, conflict.keep);
     state.wake(conflict.ino);

@@ -1,18 +1,22 @@
 //! Sessions as clients open, resume and close them, and what they return without an operation.
+use super::base::Base;
+use super::ends::SessionEnds;
+use super::holds::HoldRecords;
 use super::outcome::Outcome;
-use super::{Leader, State, full_disk::until_space};
+use super::transactions::Transactions;
+use super::{State, full_disk::until_space};
 use crate::holds::Holds;
 use crate::keys::Sequence;
 use crate::lease::Opens;
 use crate::namespace::{self, create::next_number};
 use crate::quotas::Quotas;
 use crate::record::SessionRecord;
+use crate::relation::queues::Relations;
 use crate::session::{self, Session};
 use crate::table::Present;
 use crate::tables;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 use weir_kv::CommitSeq;
 use weir_proto::meta::*;
@@ -20,14 +24,6 @@ use weir_proto::quota::ReclaimSpace;
 use weir_proto::volume::{HeldReservation, ReclaimReservations};
 use weir_proto::{Error, InodeId, NamespaceId, Result, SessionId};
 use weir_rpc::{Connection, Reply};
-
-/// After a connection ended it is checked whether the client's process is gone.
-const END_DEAD_AFTER: [Duration; 4] = [
-    Duration::from_millis(1),
-    Duration::from_millis(20),
-    Duration::from_millis(200),
-    Duration::from_millis(2000),
-];
 
 /// Files and directories that a resume may name in all its parts.
 const HELD_IN_ALL_MAX: usize = 1 << 20;
@@ -38,33 +34,51 @@ fn session_id(namespace: NamespaceId, n: u64) -> Result<SessionId> {
     Ok(SessionId((u64::from(namespace.0) << 32) | u64::from(n)))
 }
 
-impl Leader {
-    pub fn session_open(
-        self: &Arc<Self>,
-        r: &SessionOpen,
-        connection: &Connection,
-    ) -> Result<(SessionOpened, CommitSeq)> {
-        let leader = self;
-        if r.namespace != leader.config.namespace {
+pub struct SessionCalls {
+    base: Arc<Base>,
+    tx: Arc<Transactions>,
+    holds: Arc<HoldRecords>,
+    ends: Arc<SessionEnds>,
+    relations: Arc<Relations>,
+}
+
+impl SessionCalls {
+    pub fn new(
+        base: &Arc<Base>,
+        tx: &Arc<Transactions>,
+        holds: &Arc<HoldRecords>,
+        ends: &Arc<SessionEnds>,
+        relations: &Arc<Relations>,
+    ) -> Arc<SessionCalls> {
+        Arc::new(SessionCalls {
+            base: base.clone(),
+            tx: tx.clone(),
+            holds: holds.clone(),
+            ends: ends.clone(),
+            relations: relations.clone(),
+        })
+    }
+
+    pub fn open(&self, r: &SessionOpen, connection: &Connection) -> Result<(SessionOpened, CommitSeq)> {
+        if r.namespace != self.base.config.namespace {
             return Err(Error::not_found(format!(
                 "namespace {} is not led here but {}",
-                r.namespace, leader.config.namespace
+                r.namespace, self.base.config.namespace
             )));
         }
-        let now = leader.env.clock.now();
-        let opened = Time { nanos: leader.env.clock.wall().0 };
+        let now = self.base.env.clock.now();
+        let opened = Time { nanos: self.base.env.clock.wall().0 };
         let (client, process) = (r.client.clone(), r.process.clone());
         let record = SessionRecord { client, opened, process };
         let mut id = SessionId(0);
-        let mut state = leader.lock();
-        let holds = if (leader.config.records_holds)() { Holds::nothing() } else { Holds::Anything };
-        let seq = leader.kv.transact(&mut |txn| {
-            id = session_id(leader.config.namespace, next_number(txn, Sequence::Session)?)?;
+        let mut state = self.base.lock();
+        let holds = if (self.base.config.records_holds)() { Holds::nothing() } else { Holds::Anything };
+        let seq = self.base.commits.transact(&state, &mut |txn| {
+            id = session_id(self.base.config.namespace, next_number(txn, Sequence::Session)?)?;
             tables::SESSIONS.put(txn, id, &record);
             holds.record().inspect(|record| tables::HOLDS.put(txn, id, record));
             Ok(())
         })?;
-        state.newest = state.newest.max(seq);
         state.sessions.insert(
             id,
             Session::new(record.client, record.process, now, Some(connection.clone()), (holds, true)),
@@ -74,29 +88,24 @@ impl Leader {
         let grace = state.grace.until.map_or(Duration::ZERO, |until| until.since(now));
         let opened = SessionOpened {
             session: id,
-            lease_ms: leader.config.lease_ms,
+            lease_ms: self.base.config.lease_ms,
             grace_ms: grace.as_millis() as u32,
-            opens_asked: leader.mount_at(&mut state, connection).is_some(),
+            opens_asked: self.base.mount_at(&mut state, connection).is_some(),
         };
         Ok((opened, seq))
     }
 
-    pub fn session_resume(
-        self: &Arc<Self>,
-        r: &SessionResume,
-        connection: &Connection,
-    ) -> Result<(SessionResumed, CommitSeq)> {
-        let leader = self;
-        let mut state = leader.lock();
-        let lease_ms = leader.config.lease_ms;
+    pub fn resume(&self, r: &SessionResume, connection: &Connection) -> Result<(SessionResumed, CommitSeq)> {
+        let mut state = self.base.lock();
+        let lease_ms = self.base.config.lease_ms;
         let session = state.session(r.session)?;
         let Some(held) = name_held(session, r, connection.id())? else {
-            session.last_contact = leader.env.clock.now();
+            session.last_contact = self.base.env.clock.now();
             return Ok((SessionResumed { lost: Vec::new(), lease_ms }, CommitSeq(0)));
         };
         let known = session.resumed;
         session.connection = Some(connection.clone());
-        session.last_contact = leader.env.clock.now();
+        session.last_contact = self.base.env.clock.now();
         session.applied = [0; SLOTS as usize];
         session.moved.notify_waiters();
         for ino in state.leases.inodes_of(r.session) {
@@ -109,11 +118,11 @@ impl Leader {
         }
         let mut lost = Vec::new();
         for lease in held.values() {
-            if !leader.take_up(&mut state, r.session, lease, known)? {
+            if !self.take_up(&mut state, r.session, lease, known)? {
                 lost.push(lease.ino);
             }
         }
-        let kept = leader.housekeep(&mut state, r.session, &mut |cx| {
+        let kept = self.tx.housekeep(&mut state, r.session, &mut |cx| {
             // A new session names the files that an earlier one had open: a nameless file must not be deleted
             // with another opener.
             let leases = cx.rules.leases;
@@ -129,18 +138,18 @@ impl Leader {
             Ok(())
         });
         kept.map_err(|e| until_space("the session", e))?;
-        leader.note_holds(&mut state)?;
-        leader.check_recorded(&mut state, r.session)?;
+        self.holds.note_holds(&mut state)?;
+        self.holds.check_recorded(&mut state, r.session)?;
         state.session(r.session)?.resumed = true;
         state.end_grace_if_complete(r.session);
-        leader.relations.changed.notify_one(); // it searches for files that have no writer any more
-        Ok((SessionResumed { lost, lease_ms }, state.newest))
+        self.relations.changed.notify_one(); // it searches for files that have no writer any more
+        Ok((SessionResumed { lost, lease_ms }, self.base.commits.newest(&state)))
     }
 
     pub fn keep_alive(&self, r: &KeepAlive, connection: &Connection) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = self.base.lock();
         let session = state.session(r.session)?;
-        session.last_contact = self.env.clock.now();
+        session.last_contact = self.base.env.clock.now();
         if session.saved != r.saved {
             (session.saved, session.progress) = (r.saved, session.last_contact);
         }
@@ -152,38 +161,38 @@ impl Leader {
     }
 
     /// A client that reads after the answer waits for that map.
-    pub fn note_map(self: &Arc<Self>, r: NoteMap) -> Outcome {
-        let leader = self.clone();
-        let noted = move |leader: &Leader| {
-            leader.lock().session(r.session)?;
-            leader.note_written_under(r.map_version);
+    pub fn note_map(&self, r: NoteMap) -> Outcome {
+        let base = self.base.clone();
+        let noted = move |base: &Base| {
+            base.lock().session(r.session)?;
+            base.note_written_under(r.map_version);
             Ok(())
         };
-        if r.map_version <= (leader.config.map_version)() {
-            return Outcome::now(noted(&leader));
+        if r.map_version <= (base.config.map_version)() {
+            return Outcome::now(noted(&base));
         }
         // A number that no map has would keep all clients from reading.
         Outcome::Waits(Box::pin(async move {
-            leader.wait_for_map(r.map_version).await?;
-            noted(&leader).map(|()| Reply::new(&()))
+            base.wait_for_map(r.map_version).await?;
+            noted(&base).map(|()| Reply::new(&()))
         }))
     }
 
     pub fn is_of(&self, session: SessionId, connection: &Connection) -> bool {
-        let state = self.lock();
+        let state = self.base.lock();
         let on = state.sessions.get(&session).and_then(|s| s.connection.as_ref());
         on.is_some_and(|on| on.id() == connection.id())
     }
 
-    pub fn session_close(self: &Arc<Self>, r: &SessionClose) -> Result<CommitSeq> {
-        let mut state = self.lock();
-        self.end_session(&mut state, r.session, "closed by the client")?;
-        Ok(state.newest)
+    pub fn close(&self, r: &SessionClose) -> Result<CommitSeq> {
+        let mut state = self.base.lock();
+        self.ends.end_session(&mut state, r.session, "closed by the client")?;
+        Ok(self.base.commits.newest(&state))
     }
 
     pub fn release(&self, r: &ReleaseLease) -> Result<()> {
-        let mut state = self.lock();
-        state.session(r.session)?.last_contact = self.env.clock.now();
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
         if state.leases.lower(r.session, r.ino, r.keep) {
             state.wake(r.ino);
         }
@@ -191,22 +200,22 @@ impl Leader {
     }
 
     pub fn reclaim_reservations(&self, r: &ReclaimReservations) -> Result<()> {
-        let mut state = self.lock();
-        state.session(r.session)?.last_contact = self.env.clock.now();
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
         let account = |held: &HeldReservation| Quotas::account_of_volume(held.volume);
         r.held.iter().for_each(|held| state.quotas.set(account(held), r.session, held.bytes));
-        self.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.volume))
+        self.holds.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.volume))
     }
     pub fn reclaim_space(&self, r: &ReclaimSpace) -> Result<()> {
-        let mut state = self.lock();
-        state.session(r.session)?.last_contact = self.env.clock.now();
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
         r.held.iter().for_each(|held| state.quotas.set(held.account, r.session, held.bytes));
-        self.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.account.volume))
+        self.holds.note_used_volumes(&mut state, r.session, r.held.iter().map(|held| held.account.volume))
     }
 
     pub fn release_append_token(&self, r: &ReleaseAppendToken) -> Result<()> {
-        let mut state = self.lock();
-        state.session(r.session)?.last_contact = self.env.clock.now();
+        let mut state = self.base.lock();
+        self.base.note_contact(&mut state, r.session)?;
         if state.leases.release_append_token(r.session, r.ino) {
             state.wake(r.ino);
         }
@@ -232,12 +241,12 @@ fn name_held(
     Ok((!r.more).then(|| std::mem::take(named).into_iter().map(|h| (h.ino, h)).collect()))
 }
 
-impl Leader {
+impl SessionCalls {
     /// Restores a holding that a client names; false if it cannot keep the lease.
     fn take_up(&self, state: &mut State, session: SessionId, lease: &HeldLease, known: bool) -> Result<bool> {
         let mut inode = None;
         let (mut exists, mut block) = (false, None);
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             inode = namespace::find_inode(read, lease.ino)?;
             exists = inode.is_some() || tables::ACCESS.has(read, lease.ino)?;
             block = namespace::local_creates::find_block(read, session, lease.ino)?;
@@ -279,44 +288,5 @@ impl Leader {
             _ => LeaseKind::None,
         };
         Ok(kept >= wanted)
-    }
-}
-
-/// The search for sessions of processes that are gone: one for all connections that end at the same time.
-#[derive(Default)]
-pub struct DeadSessions {
-    is_searching: AtomicBool,
-    /// A connection has ended since it began.
-    again: AtomicBool,
-}
-
-/// After the end of a connection. A killed process is gone a moment after its connections.
-pub fn end_dead_sessions_soon(leader: &Arc<Leader>) {
-    leader.dead.again.store(true, SeqCst);
-    if leader.dead.is_searching.swap(true, SeqCst) {
-        return;
-    }
-    let leader = leader.clone();
-    leader.env.clone().tasks.spawn("end dead sessions", async move { search_dead_sessions(&leader).await });
-}
-
-async fn search_dead_sessions(leader: &Arc<Leader>) {
-    loop {
-        while leader.dead.again.swap(false, SeqCst) {
-            for pause in END_DEAD_AFTER {
-                leader.env.clock.sleep(pause).await;
-                let left = leader.end_dead_sessions(&mut leader.lock());
-                match left {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(e) => return leader.fail(&e.doing("end a session")),
-                }
-            }
-        }
-        leader.dead.is_searching.store(false, SeqCst);
-        // A connection may have ended between the two.
-        if !leader.dead.again.load(SeqCst) || leader.dead.is_searching.swap(true, SeqCst) {
-            return;
-        }
     }
 }

@@ -3,10 +3,12 @@
 //! Invariants: a snapshot waits for clients that write files of its volume, and others wait to begin until it
 //! is taken or abandoned; one at a time.
 
-use super::attempt::Step;
+use super::State;
+use super::base::Base;
+use super::operations::{Operations, Step};
 use super::outcome::Outcome;
+use super::revoke::Revoker;
 use super::state::Parked;
-use super::{Leader, State};
 use crate::namespace::volume;
 use crate::obstacle::{Obstacle, Obstacles};
 use std::sync::Arc;
@@ -18,53 +20,66 @@ use weir_rpc::{Call, Connection, Payload, Reply};
 /// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-impl Leader {
-    pub fn take_snapshot(self: &Arc<Self>, r: SnapshotTake, call: &Call) -> Outcome {
-        let (leader, deadline, on) = (self.clone(), call.deadline, call.connection.clone());
+pub struct SnapshotCalls {
+    base: Arc<Base>,
+    operations: Arc<Operations>,
+    revoker: Arc<Revoker>,
+}
+
+impl SnapshotCalls {
+    pub fn new(base: &Arc<Base>, operations: &Arc<Operations>, revoker: &Arc<Revoker>) -> Arc<SnapshotCalls> {
+        Arc::new(SnapshotCalls {
+            base: base.clone(),
+            operations: operations.clone(),
+            revoker: revoker.clone(),
+        })
+    }
+
+    pub fn take(self: &Arc<Self>, r: SnapshotTake, call: &Call) -> Outcome {
+        let (calls, deadline, on) = (self.clone(), call.deadline, call.connection.clone());
         Outcome::Waits(Box::pin(async move {
-            leader.take_snapshot_now(r, deadline, on).await.map_err(|e| leader.map_error(e))
+            calls.take_now(r, deadline, on).await.map_err(|e| calls.base.commits.map_error(e))
         }))
     }
 
-    async fn take_snapshot_now(
+    async fn take_now(
         self: &Arc<Self>,
         r: SnapshotTake,
         deadline: weir_env::Instant,
         on: Connection,
     ) -> Result<Reply> {
-        let leader = self;
-        let mut gate = Gate::new(self);
+        let mut gate = Gate::new(&self.base);
         loop {
             let (step, newest) = {
-                let mut state = leader.lock();
+                let mut state = self.base.lock();
                 let step = match gate.is_mine(&mut state, r.volume)? {
-                    true => Some(leader.attempt(&mut state, &r, &on, &mut gate.parked)),
+                    true => Some(self.operations.attempt(&mut state, &r, &on, &mut gate.parked)),
                     false => None, // of another one
                 };
-                (step, state.newest)
+                (step, self.base.commits.newest(&state))
             };
             let (wait, obstacles) = match step {
                 None => (None, Obstacles::default()),
                 Some(Ok((Step::Done(body, seq), _))) => {
                     drop(gate);
-                    leader.durable(seq).await?;
+                    self.base.commits.durable(seq).await?;
                     return Ok(Reply { body, payload: Payload::default() });
                 }
                 Some(Ok((Step::Wait(wait), obstacles))) => (Some(wait), obstacles),
                 Some(Err(e)) => {
                     drop(gate);
-                    leader.durable(newest).await?;
+                    self.base.commits.durable(newest).await?;
                     return Err(e);
                 }
             };
             let waits_for = obstacles.first().map(Obstacle::ino);
-            leader.revoke(obstacles);
-            if leader.env.clock.now() >= deadline {
+            self.revoker.revoke(obstacles);
+            if self.base.env.clock.now() >= deadline {
                 return Err(too_late(waits_for));
             }
             match wait {
-                Some(wait) => drop(leader.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
-                None => leader.env.clock.sleep(RETRY_PAUSE).await,
+                Some(wait) => drop(self.base.env.clock.timeout(RETRY_PAUSE, wait).await), // checks again either way
+                None => self.base.env.clock.sleep(RETRY_PAUSE).await,
             }
         }
     }
@@ -80,21 +95,21 @@ pub(crate) fn too_late(waits_for: Option<InodeId>) -> Error {
 
 /// While a snapshot waits no further client begins to write in its volume.
 pub(crate) struct Gate {
-    leader: Arc<Leader>,
+    base: Arc<Base>,
     root: Option<InodeId>,
     pub parked: Parked,
 }
 
 impl Gate {
-    pub fn new(leader: &Arc<Leader>) -> Gate {
-        Gate { leader: leader.clone(), root: None, parked: Parked::default() }
+    pub fn new(base: &Arc<Base>) -> Gate {
+        Gate { base: base.clone(), root: None, parked: Parked::default() }
     }
     /// Closes the gate of a volume if no other snapshot has one closed. True: proceed (a deleted volume has
     /// none).
     pub fn is_mine(&mut self, state: &mut State, of: VolumeId) -> Result<bool> {
         if self.root.is_none() && state.snapshotting.is_none() {
             let mut root = None;
-            self.leader.kv.read(&mut |read| {
+            self.base.read(&mut |read| {
                 root = volume::find(read, of)?.map(|record| record.root);
                 Ok(())
             })?;
@@ -107,7 +122,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        let mut state = self.leader.lock();
+        let mut state = self.base.lock();
         state.unpark(&mut self.parked);
         if let Some(root) = self.root {
             state.snapshotting = None;

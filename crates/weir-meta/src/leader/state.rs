@@ -1,6 +1,6 @@
 //! The leader's state in memory, under one lock: leases, locks, sessions, quotas, and waiting operations.
 use super::config::MetaConfig;
-use super::grace::AbsentHoldings;
+use super::holds::AbsentHoldings;
 use super::rounds::{Groups, Place};
 use crate::access::{Mounts, Refusals};
 use crate::holds::Absent;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::Instant;
-use weir_kv::{CommitSeq, SharedKv};
+use weir_kv::SharedKv;
 use weir_proto::meta::{LeaseKind, Op};
 use weir_proto::{InodeId, Result, SessionId, VolumeId};
 
@@ -53,8 +53,6 @@ pub struct State {
     pub stalls: Stalls,
     /// Clients that did not answer a revoke, with the time until which they get no leases.
     mistrusted: BTreeMap<String, Instant>,
-    /// The newest commit of this leader; no reply shows a newer one.
-    pub newest: CommitSeq,
     pub(super) deaths: Deaths,
     /// Volumes with a changelog.
     pub logged: BTreeSet<VolumeId>,
@@ -138,7 +136,7 @@ fn end_of_grace(led_until: Option<Instant>, now: Instant, term: Duration) -> Ins
 
 impl State {
     /// The state of a leader that starts now.
-    pub fn load(kv: &SharedKv, config: &MetaConfig, newest: CommitSeq, now: Instant) -> Result<State> {
+    pub fn load(kv: &SharedKv, config: &MetaConfig, now: Instant) -> Result<State> {
         let (mut sessions, mut deaths, mut quotas) = (Sessions::new(), 0, Quotas::default());
         let (mut logged, mut mirrored) = (BTreeSet::new(), BTreeSet::new());
         let mut snapshots = Snapshots::new();
@@ -172,7 +170,6 @@ impl State {
             stalls: Stalls { until: now, checked: now, no_data_taken: now },
             mistrusted: BTreeMap::new(),
             sessions,
-            newest,
             deaths: Deaths { count: deaths, unrecorded: Vec::new() },
             logged,
             mirrored,

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_env::Instant;
-use weir_kv::Read;
+use weir_kv::{Read, SharedKv};
 use weir_proto::relation::RelationId;
-use weir_proto::{Result, SessionId};
+use weir_proto::{Result, SessionId, VolumeId};
 
 /// Rates are measured over this time.
 const METER_SPAN: Duration = Duration::from_secs(10);
@@ -84,6 +84,21 @@ impl Relations {
 
     pub fn lock(&self) -> MutexGuard<'_, ShipQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Relations or cursors were added or removed. Returns the volumes with a changelog, and those that
+    /// mirror a home.
+    pub fn follow_store(&self, kv: &SharedKv) -> Result<(BTreeSet<VolumeId>, BTreeSet<VolumeId>)> {
+        let (mut ids, mut logged, mut mirrored) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        kv.read(&mut |read| {
+            ids = store::all_relations(read)?.iter().map(|(id, _)| *id).collect();
+            logged = changelog::logged(read)?;
+            mirrored = changelog::mirrored(read)?;
+            Ok(())
+        })?;
+        self.lock().follow(&ids);
+        self.changed.notify_one();
+        Ok((logged, mirrored))
     }
 
     /// Checks the assigned work of all relations.

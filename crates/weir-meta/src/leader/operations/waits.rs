@@ -1,20 +1,26 @@
 //! The cause that an operation waits for, as it is shown: another client's lease, a token, names at home,
 //! space, or a restart.
-use crate::leader::{Leader, State};
+use super::Operations;
+use crate::leader::State;
 use crate::lease::Conflict;
 use crate::obstacle::{Obstacle, Obstacles};
 use crate::ops::Operation;
 use weir_proto::InodeId;
 use weir_watch::{Object, Reason, WaitGuard, WaitRecord};
 
-impl Leader {
+impl Operations {
     /// The wait of an operation that is parked on these inodes because of these obstacles.
-    pub fn waits<R: Operation>(&self, request: &R, parked: &[InodeId], obstacles: &Obstacles) -> WaitGuard {
+    pub(super) fn waits<R: Operation>(
+        &self,
+        request: &R,
+        parked: &[InodeId],
+        obstacles: &Obstacles,
+    ) -> WaitGuard {
         let object = parked.first().map_or(Object::NONE, |ino| Object::new("inode", ino.0));
-        let (reason, holder) = reason(&self.lock(), obstacles);
+        let (reason, holder) = reason(&self.base.lock(), obstacles);
         let uid = request.cred().map_or(0, |cred| cred.uid);
         let record = WaitRecord::new(reason, object).doing(R::NAME).of(uid, 0).held_by(&holder);
-        self.env.watch.wait_since(self.env.clock.now().0, record)
+        self.base.env.watch.wait_since(self.base.env.clock.now().0, record)
     }
 }
 

@@ -1,10 +1,14 @@
 //! Sessions and troubles as administrators see them: the registered clients, their last message, and their
 //! holdings; failing jobs, and the wait after a start.
 
-use crate::leader::Leader;
+use super::base::Base;
+use super::paced::Paced;
+use crate::near_limits::{self, LastReport};
+use std::sync::Arc;
 use weir_proto::Result;
 use weir_proto::condition::{NodeTrouble, STARTS, Severity};
 use weir_proto::meta::{SessionList, SessionShown, Sessions};
+use weir_proto::quota::OwnersNear;
 
 /// Sessions of one answer: the size of a message is limited, and no cluster has more.
 const SHOWN_MAX: usize = 20_000;
@@ -12,18 +16,41 @@ const SHOWN_MAX: usize = 20_000;
 /// Clients that are named.
 const NAMED_MAX: usize = 3;
 
-impl Leader {
-    pub(crate) fn troubles(&self) -> Vec<NodeTrouble> {
-        let failing = self.failing.list(self.env.clock.now());
+pub struct Reports {
+    base: Arc<Base>,
+    /// Long to count.
+    sessions: Paced<Sessions>,
+    near_limits: LastReport,
+}
+
+impl Reports {
+    pub fn new(base: &Arc<Base>) -> Reports {
+        Reports { base: base.clone(), sessions: Paced::default(), near_limits: LastReport::default() }
+    }
+
+    /// Users and groups near their limits, for `weir status`.
+    pub fn owners_near(&self) -> Result<OwnersNear> {
+        self.near_limits.or_new(self.base.env.clock.now(), || {
+            let (state, mut report) = (self.base.lock(), OwnersNear::default());
+            self.base.read(&mut |read| {
+                report = near_limits::near(read, &state.quotas, self.base.wall())?;
+                Ok(())
+            })?;
+            Ok(report)
+        })
+    }
+
+    pub fn troubles(&self) -> Vec<NodeTrouble> {
+        let failing = self.base.failing.list(self.base.env.clock.now());
         self.starting().into_iter().chain(failing).collect()
     }
 
     /// After a start: the clients that have not returned, and for how long operations on their files wait.
     fn starting(&self) -> Option<NodeTrouble> {
-        let (now, state) = (self.env.clock.now(), self.lock());
+        let (now, state) = (self.base.env.clock.now(), self.base.lock());
         let until = state.grace.until?;
         let is_waited_for = state.sessions.values().any(|s| s.connection.is_some());
-        if !is_waited_for && now.since(state.grace.began) > 2 * self.term() {
+        if !is_waited_for && now.since(state.grace.began) > 2 * self.base.term() {
             return None; // no client comes, and none waits
         }
         let away: Vec<&str> =
@@ -41,13 +68,13 @@ impl Leader {
         Some(NodeTrouble { code, severity: Severity::Warning, about, text, action })
     }
 
-    pub(crate) fn session_list(&self, _: &SessionList) -> Result<Sessions> {
-        self.sessions_shown.get(|| self.env.clock.now(), || Ok(self.list_sessions()))
+    pub fn session_list(&self, _: &SessionList) -> Result<Sessions> {
+        self.sessions.get(|| self.base.env.clock.now(), || Ok(self.list_sessions()))
     }
 
     fn list_sessions(&self) -> Sessions {
-        let now = self.env.clock.now();
-        let state = self.lock();
+        let now = self.base.env.clock.now();
+        let state = self.base.lock();
         let shown = state.sessions.iter().take(SHOWN_MAX).map(|(id, session)| {
             let connection = session.connection.as_ref();
             let holdings = state.leases.holdings_of(*id);

@@ -1,9 +1,17 @@
 //! Operations on the namespace: tried at once, and again when the leases that they wait for are returned.
-use super::Leader;
-use super::attempt::Step;
+mod attempt;
+mod step;
+mod waits;
+
+use super::base::Base;
+use super::holds::HoldRecords;
+use super::missing_names::MissingNames;
 use super::outcome::{Outcome, reply};
+use super::revoke::Revoker;
 use super::state::Parked;
+use super::transactions::Transactions;
 use crate::ops::Operation;
+pub use attempt::Step;
 use std::sync::Arc;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
@@ -11,26 +19,50 @@ use weir_proto::{Error, InodeId, Request, Result};
 use weir_rpc::{Call, Connection, Reply};
 use weir_watch::WaitGuard;
 
-impl Leader {
+pub struct Operations {
+    base: Arc<Base>,
+    tx: Arc<Transactions>,
+    holds: Arc<HoldRecords>,
+    names: Arc<MissingNames>,
+    revoker: Arc<Revoker>,
+}
+
+impl Operations {
+    pub fn new(
+        base: &Arc<Base>,
+        tx: &Arc<Transactions>,
+        holds: &Arc<HoldRecords>,
+        names: &Arc<MissingNames>,
+        revoker: &Arc<Revoker>,
+    ) -> Arc<Operations> {
+        Arc::new(Operations {
+            base: base.clone(),
+            tx: tx.clone(),
+            holds: holds.clone(),
+            names: names.clone(),
+            revoker: revoker.clone(),
+        })
+    }
+
     /// Runs an operation in place, or lets it wait in a task of its own.
     pub fn operate<R: Operation>(self: &Arc<Self>, call: &Call) -> Outcome {
         let request = match call.decode::<R>() {
             Ok(request) => request,
             Err(e) => return Outcome::refused(e),
         };
-        let leader = self;
         let mut parked = Parked::default();
-        let mut state = leader.lock();
-        let step = leader.attempt(&mut state, &request, &call.connection, &mut parked);
-        let newest = state.newest;
+        let mut state = self.base.lock();
+        let step = self.attempt(&mut state, &request, &call.connection, &mut parked);
+        let newest = self.base.commits.newest(&state);
         drop(state);
         match step {
             Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
             Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
             Ok((Step::Wait(wait), obstacles)) => {
-                let shown = leader.waits(&request, &parked.inodes, &obstacles);
-                self.revoke(obstacles);
-                let waiting = Waiting { leader: leader.clone(), on: call.connection.clone(), parked, shown };
+                let shown = self.waits(&request, &parked.inodes, &obstacles);
+                self.revoker.revoke(obstacles);
+                let waiting =
+                    Waiting { operations: self.clone(), on: call.connection.clone(), parked, shown };
                 Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
             }
             // A refusal reveals the changes of others, too.
@@ -41,7 +73,7 @@ impl Leader {
 
 /// An operation that is parked on inodes; unparks them when it is dropped.
 struct Waiting {
-    leader: Arc<Leader>,
+    operations: Arc<Operations>,
     /// The connection that it came from.
     on: Connection,
     parked: Parked,
@@ -51,57 +83,56 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.leader.lock().unpark(&mut self.parked);
+        self.operations.base.lock().unpark(&mut self.parked);
     }
 }
 
 async fn wait_and_retry<R: Operation>(
-    leader: Arc<Leader>,
+    operations: Arc<Operations>,
     request: R,
     mut waiting: Waiting,
     mut wait: tokio::sync::futures::OwnedNotified,
     deadline: Instant,
 ) -> Result<Reply> {
     loop {
-        let over = leader.env.clock.sleep_until(deadline);
+        let over = operations.base.env.clock.sleep_until(deadline);
         tokio::select! {
             biased;
             () = wait => {}
-            () = over => return Err(too_late::<R>(&leader, &waiting.parked.inodes)),
+            () = over => return Err(too_late::<R>(&operations, &waiting.parked.inodes)),
         }
-        leader.admission.retries.add(1);
+        operations.base.admission.retries.add(1);
         let (step, newest) = {
-            let mut state = leader.lock();
-            let step = leader.attempt(&mut state, &request, &waiting.on, &mut waiting.parked);
-            (step, state.newest)
+            let mut state = operations.base.lock();
+            let step = operations.attempt(&mut state, &request, &waiting.on, &mut waiting.parked);
+            (step, operations.base.commits.newest(&state))
         };
         match step {
             Ok((Step::Done(body, seq), _)) => {
-                leader.durable(seq).await?;
+                operations.base.commits.durable(seq).await?;
                 return Ok(reply(body));
             }
             Ok((Step::Wait(again), obstacles)) => {
                 if !obstacles.is_empty() {
-                    waiting.shown = leader.waits(&request, &waiting.parked.inodes, &obstacles);
+                    waiting.shown = operations.waits(&request, &waiting.parked.inodes, &obstacles);
                 }
-                leader.revoke(obstacles);
+                operations.revoker.revoke(obstacles);
                 wait = again;
             }
             Err(e) => {
-                leader.durable(newest).await?;
+                operations.base.commits.durable(newest).await?;
                 return Err(e);
             }
         }
     }
 }
 
-fn too_late<R: Request>(leader: &Leader, parked: &[InodeId]) -> Error {
-    let not_enumerated =
-        parked.iter().find_map(|ino| leader.why_not_cloned(*ino).or_else(|| leader.why_not_enumerated(*ino)));
+fn too_late<R: Request>(operations: &Operations, parked: &[InodeId]) -> Error {
+    let not_enumerated = parked.iter().find_map(|ino| operations.names.why_missing(*ino));
     let why = match parked.first() {
         _ if not_enumerated.is_some() => not_enumerated.unwrap_or_default(),
         Some(ino) => format!("another client has not given its lease on inode {ino} back yet"),
-        None if leader.lock().grace.until.is_some() => {
+        None if operations.base.lock().grace.until.is_some() => {
             "clients of the former leader may still return".to_owned()
         }
         None => "the wait was longer than the caller's patience".to_owned(),

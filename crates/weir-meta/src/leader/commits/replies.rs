@@ -18,7 +18,7 @@ const SETTLED_HERE_MAX: usize = 4;
 
 /// Bounded by the requests that connections may have in flight.
 #[derive(Default)]
-pub(crate) struct Replies {
+pub struct Replies {
     waiting: Mutex<VecDeque<Waiting>>,
     answering: Mutex<()>,
     wake: Notify,

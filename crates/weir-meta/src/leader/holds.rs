@@ -3,7 +3,8 @@
 //!
 //! Invariant: where a session holds something is in the store, in the same or a later commit than the grant,
 //! and the reply that contains the grant waits for that commit.
-use super::{Leader, State, full_disk::until_space};
+use super::base::Base;
+use super::{State, full_disk::until_space};
 use crate::holds::{Absent, Holds};
 use crate::lease::{Raised, Usage};
 use crate::namespace::admit::volume_of_any;
@@ -113,9 +114,17 @@ fn is_under_own_lease<R: Operation>(state: &State, request: &R) -> bool {
     }
 }
 
-impl Leader {
+pub struct HoldRecords {
+    base: Arc<Base>,
+}
+
+impl HoldRecords {
+    pub fn new(base: &Arc<Base>) -> Arc<HoldRecords> {
+        Arc::new(HoldRecords { base: base.clone() })
+    }
+
     /// Whether the request has to wait for sessions that have not returned: it may conflict with one of them.
-    pub(super) fn waits_for_absent<R: Operation>(&self, state: &mut State, request: &R) -> Result<bool> {
+    pub fn waits_for_absent<R: Operation>(&self, state: &mut State, request: &R) -> Result<bool> {
         if state.grace.until.is_none() {
             return Ok(false);
         }
@@ -124,7 +133,7 @@ impl Leader {
         let mut waits = !has_returned;
         if has_returned && !never {
             let (absent, of_owners) = (self.absent(state)?, !state.quotas.owners.is_empty());
-            self.kv.read(&mut |read| {
+            self.base.read(&mut |read| {
                 waits = absent.conflict(read, request, of_owners)?;
                 Ok(())
             })?;
@@ -133,12 +142,12 @@ impl Leader {
     }
 
     /// Whether a session that has not returned since a restart may have a lock on an inode.
-    pub(super) fn may_be_held_by_absent(&self, state: &mut State, ino: InodeId) -> Result<bool> {
+    pub fn may_be_held_by_absent(&self, state: &mut State, ino: InodeId) -> Result<bool> {
         if state.grace.until.is_none() {
             return Ok(false);
         }
         let (absent, mut may) = (self.absent(state)?, true);
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             may = absent.conflict_at(read, ino, true)?;
             Ok(())
         })?;
@@ -151,7 +160,7 @@ impl Leader {
         }
         let held = Absent::of(state.sessions.values().filter(|s| !s.resumed).map(|s| &s.holds));
         let mut loaded = None;
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             loaded = Some(AbsentHoldings::load(read, held.clone())?);
             Ok(())
         })?;
@@ -161,14 +170,14 @@ impl Leader {
     }
 
     /// Records the volumes in which sessions have got something since the last call.
-    pub(super) fn note_holds(&self, state: &mut State) -> Result<()> {
+    pub fn note_holds(&self, state: &mut State) -> Result<()> {
         if !state.leases.is_raised() {
             return Ok(());
         }
         let mut raised = std::mem::take(&mut state.raised);
         state.leases.take_raised(&mut raised);
         let mut grown = BTreeSet::new();
-        let noted = self.kv.read(&mut |read| {
+        let noted = self.base.read(&mut |read| {
             for Raised { session: id, ino, usage } in &raised {
                 let Some(session) = state.sessions.get_mut(id) else { continue };
                 if session.holds == Holds::Anything {
@@ -187,14 +196,14 @@ impl Leader {
     }
 
     /// Notes the volumes of reservations, and of files that got their first name.
-    pub(super) fn note_reserved<R: Operation>(&self, state: &mut State, request: &R) -> Result<()> {
+    pub fn note_reserved<R: Operation>(&self, state: &mut State, request: &R) -> Result<()> {
         let is_first_name = R::IN_GRACE == InGrace::FirstName;
         for reach in request.reach().iter().flatten().filter(|reach| reach.changes) {
             match reach.place {
                 Place::Volume(id) => self.note_used_volumes(state, request.session(), [id].into_iter())?,
                 Place::Inode(ino) if is_first_name => {
                     let mut found = None;
-                    self.kv.read(&mut |read| {
+                    self.base.read(&mut |read| {
                         found = volume_of_any(read, ino)?;
                         Ok(())
                     })?;
@@ -207,7 +216,7 @@ impl Leader {
     }
 
     /// A session may have changes in these volumes.
-    pub(super) fn note_used_volumes(
+    pub fn note_used_volumes(
         &self,
         state: &mut State,
         id: SessionId,
@@ -220,7 +229,7 @@ impl Leader {
     }
 
     /// Before an answer: a restart must find what the session holds.
-    pub(super) fn check_recorded(&self, state: &mut State, id: SessionId) -> Result<()> {
+    pub fn check_recorded(&self, state: &mut State, id: SessionId) -> Result<()> {
         if !state.grace.unrecorded.contains(&id) {
             return Ok(());
         }
@@ -238,14 +247,14 @@ impl Leader {
         written.map_err(|e| until_space("the answer", e))
     }
 
-    fn write_holds(&self, state: &mut State, of: &BTreeSet<SessionId>) -> Result<()> {
+    fn write_holds(&self, state: &State, of: &BTreeSet<SessionId>) -> Result<()> {
         if of.is_empty() {
             return Ok(());
         }
         let sessions = &state.sessions;
         let values: Vec<_> =
             of.iter().filter_map(|id| Some((*id, sessions.get(id)?.holds.record()))).collect();
-        let seq = self.kv.transact(&mut |txn| {
+        self.base.commits.transact(state, &mut |txn| {
             for (id, value) in &values {
                 match value {
                     Some(record) => tables::HOLDS.put(txn, *id, record),
@@ -254,13 +263,12 @@ impl Leader {
             }
             Ok(())
         })?;
-        state.newest = state.newest.max(seq);
         Ok(())
     }
 
     /// Reduces the records of sessions to the volumes in which they hold something now: of a few at a time.
-    pub(crate) fn forget_old_holds(&self, state: &mut State) -> Result<()> {
-        if !(self.config.records_holds)() || self.config.right.is_over() {
+    pub fn forget_old_holds(&self, state: &mut State) -> Result<()> {
+        if !(self.base.config.records_holds)() || self.base.config.right.is_over() {
             return Ok(());
         }
         let (mut left, mut changed) = (INODES_PER_CHECK, BTreeMap::new());
@@ -284,7 +292,7 @@ impl Leader {
             left -= count;
             let held = state.leases.usage_of(id);
             let mut now = Holds::nothing();
-            self.kv.read(&mut |read| {
+            self.base.read(&mut |read| {
                 now = Holds::nothing();
                 for (ino, usage) in &held {
                     if let Some(volume) = volume_of_any(read, *ino)? {

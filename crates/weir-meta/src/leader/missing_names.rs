@@ -1,16 +1,37 @@
 //! Names that an operation waits for: those of a clone's directory, and those that a mover has to read at
 //! home first; and rescans of directories whose volume mirrors home.
-use crate::leader::Leader;
+use super::base::Base;
+use super::clones::Clones;
 use crate::namespace::{clone, find_inode, volume};
 use crate::relation::listing::{is_due, mirrors, source};
-use std::sync::PoisonError;
+use crate::relation::queues::Relations;
+use std::sync::{Arc, PoisonError};
 use weir_proto::{Error, InodeId, Result};
 
-impl Leader {
+pub struct MissingNames {
+    base: Arc<Base>,
+    relations: Arc<Relations>,
+    clones: Arc<Clones>,
+}
+
+impl MissingNames {
+    pub fn new(base: &Arc<Base>, relations: &Arc<Relations>, clones: &Arc<Clones>) -> Arc<MissingNames> {
+        Arc::new(MissingNames { base: base.clone(), relations: relations.clone(), clones: clones.clone() })
+    }
+
+    /// An operation waits for the names of a directory.
+    pub fn want(&self, dir: InodeId) -> Result<()> {
+        if self.want_of_clone(dir)? { Ok(()) } else { self.want_of_home(dir) }
+    }
+    /// Why the names of a directory are missing, if an operation waits for them.
+    pub fn why_missing(&self, dir: InodeId) -> Option<String> {
+        self.why_not_cloned(dir).or_else(|| self.why_not_enumerated(dir))
+    }
+
     /// An operation waits for the names of a clone's directory. False: it is not one.
-    pub(crate) fn want_clone_names(&self, dir: InodeId) -> Result<bool> {
+    fn want_of_clone(&self, dir: InodeId) -> Result<bool> {
         let mut is_clone = false;
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             is_clone = clone::is_not_enumerated(read, dir)?;
             Ok(())
         })?;
@@ -19,16 +40,14 @@ impl Leader {
         }
         Ok(is_clone)
     }
-    /// The reason of the delay.
-    pub(crate) fn why_not_cloned(&self, dir: InodeId) -> Option<String> {
+    fn why_not_cloned(&self, dir: InodeId) -> Option<String> {
         let failed = self.clones.failed.lock().unwrap_or_else(PoisonError::into_inner);
         failed.get(&dir).map(|(_, why)| format!("the entries of directory {dir} are not cloned yet: {why}"))
     }
 
-    /// An operation waits for the names of a directory.
-    pub(crate) fn want_names(&self, dir: InodeId) -> Result<()> {
-        let (mut from, now) = (None, self.env.clock.now());
-        self.kv.read(&mut |read| {
+    fn want_of_home(&self, dir: InodeId) -> Result<()> {
+        let (mut from, now) = (None, self.base.env.clock.now());
+        self.base.read(&mut |read| {
             from = source(read, dir)?;
             Ok(())
         })?;
@@ -46,9 +65,9 @@ impl Leader {
 
     /// A client reads a directory, or its entries differ from home: it is rescanned, if that is due. No
     /// operation waits.
-    pub(crate) fn rescan(&self, dir: InodeId) -> Result<()> {
-        let (mut due, wall) = (None, self.wall());
-        self.kv.read(&mut |read| {
+    pub fn rescan(&self, dir: InodeId) -> Result<()> {
+        let (mut due, wall) = (None, self.base.wall());
+        self.base.read(&mut |read| {
             due = None;
             if let Some((id, record)) = mirrors(read, dir)? {
                 due = is_due(read, id, dir, wall, record.scans_apart().0)?.then_some(id);
@@ -57,16 +76,16 @@ impl Leader {
         })?;
         let mut queues = self.relations.lock();
         let Some(queue) = due.and_then(|id| queues.queues.get_mut(&id)) else { return Ok(()) };
-        if queue.listings.want_rescan(dir, self.env.clock.now()) {
+        if queue.listings.want_rescan(dir, self.base.env.clock.now()) {
             self.relations.work.notify_waiters();
         }
         Ok(())
     }
 
     /// Has the parent of an inode listed at home again, if that is due.
-    pub(crate) fn relist_above(&self, ino: InodeId) -> Result<()> {
+    pub fn relist_above(&self, ino: InodeId) -> Result<()> {
         let mut above = None;
-        self.kv.read(&mut |read| {
+        self.base.read(&mut |read| {
             above = match find_inode(read, ino)? {
                 Some(inode) if inode.nlink > 0 => Some(inode.parent),
                 Some(_) => None,
@@ -77,15 +96,14 @@ impl Leader {
         above.map_or(Ok(()), |dir| self.rescan(dir))
     }
 
-    /// Why the names of a directory are missing, if an operation waits for them.
-    pub(crate) fn why_not_enumerated(&self, dir: InodeId) -> Option<String> {
+    fn why_not_enumerated(&self, dir: InodeId) -> Option<String> {
         let mut from = None;
-        let asked = self.kv.read(&mut |read| {
+        let asked = self.base.read(&mut |read| {
             from = source(read, dir)?;
             Ok(())
         });
         let id = asked.ok().and(from)?;
-        let now = self.env.clock.now();
+        let now = self.base.env.clock.now();
         let mut queues = self.relations.lock();
         let movers = queues.live_movers(now);
         let queue = queues.queues.get(&id)?;
