@@ -1,7 +1,7 @@
 //! The typed tables: each with the letter of its keys, their parts, and its values. `keys` has the page of
 //! all letters; tables whose records belong to one file are declared there.
 use crate::holds::HoldsRecord;
-use crate::keys::{Counter, Letter};
+use crate::keys::{self, Counter, Letter, Sequence};
 use crate::owner_limits::OwnerRecord;
 use crate::record::{
     Access, ChangeRecord, CloneRecord, EvictedRange, Garbage, Inode, LayerRecord, Link, Listed,
@@ -12,14 +12,24 @@ use crate::relation::record::{
     RelocationRecord, RemoteEntry, RulesRecord,
 };
 use crate::table::{Name, Present, Table};
+use weir_kv::Txn;
 use weir_proto::meta::Time;
 use weir_proto::quota::Holder;
 use weir_proto::relation::RelationId;
-use weir_proto::{InodeId, SessionId, VolumeId};
+use weir_proto::{InodeId, Result, SessionId, VolumeId};
 
 /// The time in the key of a deleted file.
 pub fn garbage_time(at: Time) -> u64 {
     at.nanos.max(0) as u64
+}
+
+/// Takes the next number of a sequence of the namespace; the first is 1.
+pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
+    let key = keys::sequence(sequence);
+    let value = txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    let number = value.map_or(0, u64::from_le_bytes).max(1);
+    txn.max(&key, number + 1);
+    Ok(number)
 }
 
 macro_rules! tables {

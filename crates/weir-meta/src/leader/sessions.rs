@@ -8,7 +8,7 @@ use super::{State, full_disk::until_space};
 use crate::holds::Holds;
 use crate::keys::Sequence;
 use crate::lease::Opens;
-use crate::namespace::{self, create::next_number};
+use crate::namespace;
 use crate::quotas::Quotas;
 use crate::record::SessionRecord;
 use crate::relation::queues::Relations;
@@ -74,7 +74,7 @@ impl SessionCalls {
         let mut state = self.base.lock();
         let holds = if (self.base.config.records_holds)() { Holds::nothing() } else { Holds::Anything };
         let seq = self.base.commits.transact(&state, &mut |txn| {
-            id = session_id(self.base.config.namespace, next_number(txn, Sequence::Session)?)?;
+            id = session_id(self.base.config.namespace, tables::next_number(txn, Sequence::Session)?)?;
             tables::SESSIONS.put(txn, id, &record);
             holds.record().inspect(|record| tables::HOLDS.put(txn, id, record));
             Ok(())

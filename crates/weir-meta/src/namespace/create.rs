@@ -1,18 +1,17 @@
 //! New names: create, mkdir, symlink, mknod, link.
 use super::charge::Charge;
+use super::dir_names::DirNames;
 use super::gate::{OwnDir, WritableDir};
 use super::writer::place;
 use super::*;
-use crate::keys::Sequence;
-use crate::record::{Listed, NEVER_NAMED, Writing};
+use crate::keys::{self, Sequence};
+use crate::record::{NEVER_NAMED, Writing};
 use bytes::Bytes;
-use weir_proto::meta::{self, Created, Made, SYMLINK_MAX};
+use weir_proto::meta::{self, Attr, Created, Made, SYMLINK_MAX};
 use weir_proto::posix::Inherited;
 use weir_proto::quota::Account;
 use weir_proto::relation::What;
 
-/// Numbers of one directory serial.
-pub(super) const SERIAL_NUMBERS: u32 = 1 << 24;
 /// Number of the root's own inode within serial 1.
 const ROOT_N: u32 = 1;
 /// Hard links to one file.
@@ -38,15 +37,6 @@ pub fn make_root(txn: &mut dyn Txn, now: Time) {
     volume::make_root(txn, now);
 }
 
-/// Takes the next number of a sequence of the namespace; the first is 1.
-pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
-    let key = keys::sequence(sequence);
-    let value = txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok());
-    let number = value.map_or(0, u64::from_le_bytes).max(1);
-    txn.max(&key, number + 1);
-    Ok(number)
-}
-
 /// The mode of a new inode's record.
 fn recorded_mode(inherited: &Inherited) -> u32 {
     let has_list = inherited.access.is_some() || inherited.default.is_some();
@@ -63,91 +53,59 @@ fn store_lists(cx: &mut Cx<'_>, ino: InodeId, inherited: &Inherited) {
 
 /// A directory in which a name is about to be made.
 pub(super) struct ParentDir {
-    pub ino: InodeId,
-    pub access: Access,
-    pub tally: Tally,
+    access: Access,
+    names: DirNames,
 }
 
 impl ParentDir {
+    pub fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<ParentDir> {
+        let names = DirNames::load(cx.read(), dir.ino())?;
+        Ok(ParentDir { access: dir.into_access(), names })
+    }
+    /// Of a file that gets no name.
+    fn of_nameless(cx: &Cx<'_>, dir: WritableDir) -> Result<ParentDir> {
+        let (ino, access) = dir.for_nameless();
+        Ok(ParentDir { access, names: DirNames::load(cx.read(), ino)? })
+    }
+    /// Checks that `name` can be made in `parent` and that no lease conflicts.
+    fn for_new(cx: &mut Cx<'_>, cred: &Cred, parent: InodeId, name: &[u8]) -> Attempt<ParentDir> {
+        check_name(name)?;
+        let dir = cx.dir_to_search(cred, parent)?;
+        if dir.find(cx, name)?.is_some() {
+            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))).into());
+        }
+        let dir = dir.for_change(cx)?.revoke(cx, &[])?;
+        Ok(ParentDir::of(cx, dir)?)
+    }
+
+    pub fn ino(&self) -> InodeId {
+        self.names.dir()
+    }
+    pub fn names(&mut self) -> &mut DirNames {
+        &mut self.names
+    }
+    pub fn attr(&self) -> Attr {
+        directory_attr(self.ino(), &self.access, self.names.tally())
+    }
     /// Whom a new inode of this user is charged to.
     fn account(&self, cred: &Cred) -> Account {
         let Access { volume, .. } = self.access;
         Account { volume, uid: cred.uid, gid: self.access.owned().gid_of_new(cred.gid) }
     }
-    pub(super) fn of(cx: &Cx<'_>, dir: OwnDir) -> Result<ParentDir> {
-        let tally = load_tally(cx.read(), dir.ino())?;
-        Ok(ParentDir { ino: dir.ino(), access: dir.into_access(), tally })
-    }
-    /// Of a file that gets no name.
-    fn of_nameless(cx: &Cx<'_>, dir: WritableDir) -> Result<ParentDir> {
-        let (ino, access) = dir.for_nameless();
-        Ok(ParentDir { ino, access, tally: load_tally(cx.read(), ino)? })
-    }
-}
-
-impl Cx<'_> {
-    /// Checks that `name` can be made in `parent` and that no lease conflicts.
-    fn prepare_name(&mut self, cred: &Cred, parent: InodeId, name: &[u8]) -> Attempt<ParentDir> {
-        check_name(name)?;
-        let dir = self.dir_to_search(cred, parent)?;
-        if dir.find(self, name)?.is_some() {
-            return Err(Error::exists(format!("{:?} is in directory {parent} already", show(name))).into());
-        }
-        let dir = dir.for_change(self)?.revoke(self, &[])?;
-        Ok(ParentDir::of(self, dir)?)
-    }
 
     /// Mode and lists of a new inode.
-    fn inherited(&self, dir: &ParentDir, mode: u32, umask: u32, is_directory: bool) -> Result<Inherited> {
-        let default = match dir.access.mode & HAS_ACL {
+    fn inherited(&self, cx: &Cx<'_>, mode: u32, umask: u32, is_directory: bool) -> Result<Inherited> {
+        let default = match self.access.mode & HAS_ACL {
             0 => None,
-            _ => find_acl(self.read(), dir.ino, acl::DEFAULT)?,
+            _ => find_acl(cx.read(), self.ino(), acl::DEFAULT)?,
         };
         Ok(Inherited::new(default, mode, umask, is_directory))
     }
 
-    pub(super) fn next_ino(&mut self, tally: &mut Tally) -> Result<InodeId> {
-        if tally.next_n >= SERIAL_NUMBERS {
-            tally.serial = next_number(self.txn, Sequence::DirectorySerial)?;
-            tally.next_n = 0;
-        }
-        let n = tally.next_n;
-        assert!(n < SERIAL_NUMBERS, "number {n} is past the range of serial {}", tally.serial);
-        tally.next_n += 1;
-        Ok(InodeId((tally.serial << 24) | u64::from(n)))
-    }
-
-    pub(super) fn insert_name(
-        &mut self,
-        dir: InodeId,
-        tally: &mut Tally,
-        name: &[u8],
-        ino: InodeId,
-        kind: FileKind,
-    ) -> u64 {
-        assert!(check_name(name).is_ok(), "{:?} was not checked before it is made in {dir}", show(name));
-        let cookie = tally.next_cookie;
-        tally.next_cookie += 1;
-        tally.entries += 1;
-        tally.subdirectories += u64::from(kind == FileKind::Directory);
-        tally.mtime = self.rules.now;
-        tally.ctime = self.rules.after(tally.ctime);
-        tables::NAMES.put(self.txn, (dir, name), &Link { ino, kind, cookie });
-        let listed = Listed { ino, kind, name: Bytes::copy_from_slice(name) };
-        tables::LISTED.put(self.txn, (dir, cookie), &listed);
-        cookie
-    }
-
     /// A new inode that is not a directory, without a name yet.
-    pub(super) fn new_inode(
-        &self,
-        dir: &ParentDir,
-        cred: &Cred,
-        kind: FileKind,
-        inherited: &Inherited,
-    ) -> Inode {
-        let now = self.rules.now;
-        let Owned { mode, uid, gid } = dir.access.owned().new_inode(cred, recorded_mode(inherited), false);
+    pub fn new_inode(&self, cx: &Cx<'_>, cred: &Cred, kind: FileKind, inherited: &Inherited) -> Inode {
+        let now = cx.rules.now;
+        let Owned { mode, uid, gid } = self.access.owned().new_inode(cred, recorded_mode(inherited), false);
         Inode {
             kind,
             mode,
@@ -163,7 +121,7 @@ impl Cx<'_> {
             btime: now,
             data_version: 0,
             layout: None,
-            parent: dir.ino,
+            parent: self.ino(),
             writing: Writing::default(),
             evicted: 0,
             pinned: false,
@@ -173,27 +131,24 @@ impl Cx<'_> {
     }
 
     /// Gives a new inode its number and name; everything except the inode's record.
-    fn create_inode(&mut self, dir: &mut ParentDir, name: &[u8], kind: FileKind) -> Result<InodeId> {
-        let ino = self.next_ino(&mut dir.tally)?;
-        self.insert_name(dir.ino, &mut dir.tally, name, ino, kind);
-        self.put_tally(dir.ino, &dir.tally);
-        let (parent, name) = (dir.ino, Bytes::copy_from_slice(name));
-        self.log(parent, || What::Made { ino, kind, parent, name })?;
+    fn create_inode(&mut self, cx: &mut Cx<'_>, name: &[u8], kind: FileKind) -> Result<InodeId> {
+        let ino = self.names.next_ino(cx)?;
+        self.names.insert(cx, name, ino, kind);
+        self.names.store(cx);
+        let (parent, name) = (self.ino(), Bytes::copy_from_slice(name));
+        cx.log(parent, || What::Made { ino, kind, parent, name })?;
         Ok(ino)
     }
 
-    fn make_file(&mut self, mut dir: ParentDir, name: &[u8], mut inode: Inode) -> Attempt<Made> {
+    fn make_file(mut self, cx: &mut Cx<'_>, name: &[u8], mut inode: Inode) -> Attempt<Made> {
         let (uid, gid) = (inode.uid, inode.gid);
-        self.require_inode(Account { volume: dir.access.volume, uid, gid })?;
-        let ino = self.create_inode(&mut dir, name, inode.kind)?;
-        inode.cookie = dir.tally.next_cookie - 1;
-        self.put_inode(ino, &inode);
-        self.charge(dir.ino, Charge::file(&inode))?;
-        Ok(Made {
-            entry: self.rules.entry(ino, &inode),
-            parent_attr: directory_attr(dir.ino, &dir.access, &dir.tally),
-            parent_lease: nothing(),
-        })
+        cx.require_inode(Account { volume: self.access.volume, uid, gid })?;
+        let ino = self.create_inode(cx, name, inode.kind)?;
+        inode.cookie = self.names.last_place();
+        cx.put_inode(ino, &inode);
+        cx.charge(self.ino(), Charge::file(&inode))?;
+        let entry = cx.rules.entry(ino, &inode);
+        Ok(Made { entry, parent_attr: self.attr(), parent_lease: nothing() })
     }
 }
 
@@ -209,11 +164,11 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Attempt<Created> {
     if r.open & meta_open::WRITE != 0 {
         cx.wait_for_snapshot_of(dir.access.volume)?;
     }
-    let ino = cx.create_inode(&mut dir, &r.name, FileKind::Regular)?;
-    let inherited = cx.inherited(&dir, r.mode, r.umask, false)?;
-    let mut inode = cx.new_inode(&dir, &r.cred, FileKind::Regular, &inherited);
+    let ino = dir.create_inode(cx, &r.name, FileKind::Regular)?;
+    let inherited = dir.inherited(cx, r.mode, r.umask, false)?;
+    let mut inode = dir.new_inode(cx, &r.cred, FileKind::Regular, &inherited);
     store_lists(cx, ino, &inherited);
-    inode.cookie = dir.tally.next_cookie - 1;
+    inode.cookie = dir.names.last_place();
     inode.layout = cx.rules.layout_in(dir.access.volume).map(|p| place(p, ino));
     if r.open & meta_open::WRITE != 0 {
         cx.take_writer(ino, &mut inode);
@@ -222,13 +177,7 @@ pub fn create(cx: &mut Cx<'_>, r: &meta::Create) -> Attempt<Created> {
     cx.charge(r.parent, Charge::file(&inode))?;
     let mut entry = cx.rules.entry(ino, &inode);
     entry.lease.limited = cx.limit_over(&inode)?;
-    Ok(Created {
-        entry,
-        parent_attr: directory_attr(r.parent, &dir.access, &dir.tally),
-        parent_lease: nothing(),
-        created: true,
-        inline: None,
-    })
+    Ok(Created { entry, parent_attr: dir.attr(), parent_lease: nothing(), created: true, inline: None })
 }
 
 /// A file without a name: it belongs to the session that has it open.
@@ -238,10 +187,10 @@ pub fn create_nameless(cx: &mut Cx<'_>, r: &meta::CreateNameless) -> Result<Entr
     }
     let dir = cx.dir_to_write(&r.cred, r.parent)?;
     let mut dir = ParentDir::of_nameless(cx, dir)?;
-    let ino = cx.next_ino(&mut dir.tally)?;
-    cx.put_tally(dir.ino, &dir.tally);
-    let inherited = cx.inherited(&dir, r.mode, r.umask, false)?;
-    let mut inode = cx.new_inode(&dir, &r.cred, FileKind::Regular, &inherited);
+    let ino = dir.names.next_ino(cx)?;
+    dir.names.store(cx);
+    let inherited = dir.inherited(cx, r.mode, r.umask, false)?;
+    let mut inode = dir.new_inode(cx, &r.cred, FileKind::Regular, &inherited);
     store_lists(cx, ino, &inherited);
     (inode.nlink, inode.parent) = (0, NEVER_NAMED);
     cx.take_writer(ino, &mut inode);
@@ -282,11 +231,11 @@ fn open_existing(cx: &mut Cx<'_>, r: &meta::Create, link: Link) -> Attempt<Creat
 }
 
 pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
-    let mut dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
+    let mut dir = ParentDir::for_new(cx, &r.cred, r.parent, &r.name)?;
     cx.require_inode(dir.account(&r.cred))?;
-    let ino = cx.create_inode(&mut dir, &r.name, FileKind::Directory)?;
+    let ino = dir.create_inode(cx, &r.name, FileKind::Directory)?;
     let now = cx.rules.now;
-    let inherited = cx.inherited(&dir, r.mode, r.umask, true)?;
+    let inherited = dir.inherited(cx, r.mode, r.umask, true)?;
     let Owned { mode, uid, gid } = dir.access.owned().new_inode(&r.cred, recorded_mode(&inherited), true);
     let access = Access {
         mode,
@@ -296,14 +245,14 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
         atime: now,
         btime: now,
         volume: dir.access.volume,
-        cookie: dir.tally.next_cookie - 1,
+        cookie: dir.names.last_place(),
     };
     let tally = Tally {
         mtime: now,
         ctime: now,
         entries: 0,
         subdirectories: 0,
-        serial: next_number(cx.txn, Sequence::DirectorySerial)?,
+        serial: tables::next_number(cx.txn, Sequence::DirectorySerial)?,
         next_n: 0,
         next_cookie: 1,
     };
@@ -313,7 +262,7 @@ pub fn mkdir(cx: &mut Cx<'_>, r: &meta::Mkdir) -> Attempt<Made> {
     cx.charge(r.parent, Charge { directories: 1, ..Charge::default() })?;
     Ok(Made {
         entry: unleased(directory_attr(ino, &access, &tally)),
-        parent_attr: directory_attr(r.parent, &dir.access, &dir.tally),
+        parent_attr: dir.attr(),
         parent_lease: nothing(),
     })
 }
@@ -332,10 +281,10 @@ pub fn symlink(cx: &mut Cx<'_>, r: &meta::Symlink) -> Attempt<Made> {
         )
         .into());
     }
-    let dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
-    let mut inode = cx.new_inode(&dir, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
+    let dir = ParentDir::for_new(cx, &r.cred, r.parent, &r.name)?;
+    let mut inode = dir.new_inode(cx, &r.cred, FileKind::Symlink, &Inherited::of_mode(0o777));
     inode.size = r.target.len() as u64;
-    let made = cx.make_file(dir, &r.name, inode)?;
+    let made = dir.make_file(cx, &r.name, inode)?;
     tables::DATA.put_bytes(cx.txn, made.entry.attr.ino, &r.target);
     Ok(made)
 }
@@ -344,11 +293,11 @@ pub fn mknod(cx: &mut Cx<'_>, r: &meta::Mknod) -> Attempt<Made> {
     if matches!(r.kind, FileKind::Directory | FileKind::Symlink) {
         return Err(Error::invalid("mknod makes files, pipes, sockets and devices only").into());
     }
-    let dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
-    let inherited = cx.inherited(&dir, r.mode, r.umask, false)?;
-    let mut inode = cx.new_inode(&dir, &r.cred, r.kind, &inherited);
+    let dir = ParentDir::for_new(cx, &r.cred, r.parent, &r.name)?;
+    let inherited = dir.inherited(cx, r.mode, r.umask, false)?;
+    let mut inode = dir.new_inode(cx, &r.cred, r.kind, &inherited);
     inode.rdev = r.rdev;
-    let made = cx.make_file(dir, &r.name, inode)?;
+    let made = dir.make_file(cx, &r.name, inode)?;
     store_lists(cx, made.entry.attr.ino, &inherited);
     Ok(made)
 }
@@ -376,7 +325,7 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
         );
     }
     cx.need(r.ino, Need::Change);
-    let mut dir = cx.prepare_name(&r.cred, r.parent, &r.name)?;
+    let mut dir = ParentDir::for_new(cx, &r.cred, r.parent, &r.name)?;
     let volume = dir.access.volume;
     if first {
         let account = Account { volume, uid: inode.uid, gid: inode.gid };
@@ -392,11 +341,11 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
     }
     inode.nlink += 1;
     inode.ctime = cx.rules.after(inode.ctime);
-    cx.insert_name(r.parent, &mut dir.tally, &r.name, r.ino, inode.kind);
-    cx.put_tally(r.parent, &dir.tally);
+    dir.names.insert(cx, &r.name, r.ino, inode.kind);
+    dir.names.store(cx);
     if first {
         // As for a file created with a name: the first link has no record, and its directory is charged.
-        (inode.parent, inode.cookie) = (r.parent, dir.tally.next_cookie - 1);
+        (inode.parent, inode.cookie) = (r.parent, dir.names.last_place());
         cx.charge(r.parent, Charge::file(&inode))?;
         tables::HELD.under(r.ino).delete_all(cx.txn)?;
         cx.events.imported.push(r.ino);
@@ -411,9 +360,5 @@ pub fn link(cx: &mut Cx<'_>, r: &meta::Link) -> Attempt<Made> {
     } else {
         cx.log(parent, || What::Linked { ino, parent, name })?;
     }
-    Ok(Made {
-        entry: cx.rules.entry(r.ino, &inode),
-        parent_attr: directory_attr(r.parent, &dir.access, &dir.tally),
-        parent_lease: nothing(),
-    })
+    Ok(Made { entry: cx.rules.entry(r.ino, &inode), parent_attr: dir.attr(), parent_lease: nothing() })
 }

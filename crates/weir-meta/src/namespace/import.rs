@@ -9,12 +9,13 @@
 //!
 //! Knows nothing of which mover reads home.
 use super::charge::Charge;
+use super::dir_names::DirNames;
 use super::*;
 use crate::keys::Sequence;
-use crate::namespace::create::next_number;
 use crate::record::{EvictedRange, Writing};
 use crate::relation::record::{RemoteEntry, RemotePlace};
 use crate::relation::store;
+use crate::tables::next_number;
 use bytes::Bytes;
 use weir_proto::meta::FILE_BYTES_MAX;
 use weir_proto::relation::{HOME_ENTRIES_MAX, HomeEntry, RelationId, ReportListing};
@@ -50,16 +51,16 @@ pub fn report(cx: &mut Cx<'_>, r: &ReportListing) -> Attempt<()> {
     }
     cx.need(r.dir, Need::Change);
     cx.clear()?;
-    let mut tally = load_tally(cx.read(), r.dir)?;
-    let mtime = tally.mtime;
+    let mut names = DirNames::load(cx.read(), r.dir)?;
+    let mtime = names.tally().mtime;
     let mut charge = Charge::default();
     let mut into =
-        Into { relation: r.relation, dir: r.dir, access: &access, tally: &mut tally, again: false };
+        Into { relation: r.relation, dir: r.dir, access: &access, names: &mut names, again: false };
     for entry in &r.entries {
         charge = charge.and(into.take(cx, entry)?);
     }
-    tally.mtime = mtime;
-    cx.put_tally(r.dir, &tally);
+    names.set_mtime(mtime);
+    names.store(cx);
     cx.charge(r.dir, charge)?;
     if r.end {
         access.mode &= !NOT_ENUMERATED;
@@ -81,7 +82,7 @@ pub(super) struct Into<'a> {
     pub relation: RelationId,
     pub dir: InodeId,
     pub access: &'a Access,
-    pub tally: &'a mut Tally,
+    pub names: &'a mut DirNames,
     /// A file that is known by another name may appear in its state before a change at home: then this is
     /// another file.
     pub again: bool,
@@ -101,8 +102,8 @@ impl Into<'_> {
         if entry.size > FILE_BYTES_MAX {
             return Err(Error::name(NameRule::FileTooBig, format!("{:?} at home", show(&entry.name))).into());
         }
-        let ino = cx.next_ino(self.tally)?;
-        cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
+        let ino = self.names.next_ino(cx)?;
+        self.names.insert(cx, &entry.name, ino, entry.kind);
         if !entry.id.is_empty() {
             tables::IDENTITIES.put(cx.txn, (self.relation, &entry.id), &ino);
         }
@@ -143,7 +144,7 @@ impl Into<'_> {
         cx.clear()?;
         inode.nlink += 1;
         inode.ctime = cx.rules.after(inode.ctime);
-        cx.insert_name(self.dir, self.tally, &entry.name, ino, entry.kind);
+        self.names.insert(cx, &entry.name, ino, entry.kind);
         tables::LINKS.put(cx.txn, (ino, self.dir, &entry.name), &Present);
         cx.put_inode(ino, &inode);
         if let Some(mut remote) = crate::relation::tree::find_remote(cx.read(), self.relation, ino)? {
@@ -178,7 +179,7 @@ impl Into<'_> {
             atime: a.atime,
             btime: now,
             volume: self.access.volume,
-            cookie: self.tally.next_cookie - 1,
+            cookie: self.names.last_place(),
         };
         let serial = next_number(cx.txn, Sequence::DirectorySerial)?;
         let (mtime, ctime) = (a.mtime, now);
@@ -213,7 +214,7 @@ impl Into<'_> {
             evicted: bytes,
             pinned: false,
             layers: None,
-            cookie: self.tally.next_cookie - 1,
+            cookie: self.names.last_place(),
         };
         cx.put_inode(ino, &inode);
         if bytes > 0 {

@@ -55,7 +55,7 @@ impl Cx<'_> {
         // Its record is kept before the layers: they are reached through it.
         self.put_inode(ino, inode);
         let old = inode.object(ino);
-        let object = InodeId(OBJECT_BIT | create::next_number(self.txn, Sequence::Object)?);
+        let object = InodeId(OBJECT_BIT | tables::next_number(self.txn, Sequence::Object)?);
         let fence = if inode.writing.dirty { token_epoch } else { 0 };
         let bytes = self.put_layers(ino, inode, &layout, old, fence)?;
         inode.writing.token_epoch = token_epoch;

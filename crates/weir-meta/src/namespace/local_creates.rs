@@ -5,10 +5,11 @@
 //! on names permits is not refused later: limits and access control lists are checked when the names are
 //! granted, unused numbers count under limits of inodes, and a change of these revokes the lease first.
 use super::charge::Charge;
-use super::create::{ParentDir, SERIAL_NUMBERS};
+use super::create::ParentDir;
+use super::dir_names::DirNames;
 use super::gate::OwnDir;
 use super::*;
-use crate::keys::{Letter, Sequence};
+use crate::keys::Letter;
 use crate::lease::Numbers;
 use crate::record::unknown_version;
 use crate::table::Table;
@@ -83,8 +84,8 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     for dir in cx.rules.leases.ended_names(cx.rules.session) {
         NUMBERS.delete(cx.txn, (cx.rules.session, *dir));
     }
-    let mut tally = load_tally(cx.read(), r.dir)?;
-    let entry = unleased(directory_attr(r.dir, &access, &tally));
+    let mut names = DirNames::load(cx.read(), r.dir)?;
+    let entry = unleased(directory_attr(r.dir, &access, names.tally()));
     let refused = NamesLeased {
         entry,
         first: InodeId(0),
@@ -99,14 +100,8 @@ pub fn lease_names(cx: &mut Cx<'_>, r: &LeaseNames) -> Result<NamesLeased> {
     if numbers == 0 {
         return Ok(refused);
     }
-    if tally.next_n.saturating_add(numbers) > SERIAL_NUMBERS {
-        tally.serial = super::create::next_number(cx.txn, Sequence::DirectorySerial)?;
-        tally.next_n = 0;
-    }
-    let first = InodeId((tally.serial << 24) | u64::from(tally.next_n));
-    tally.next_n += numbers;
-    assert!(tally.next_n <= SERIAL_NUMBERS, "{numbers} numbers end past the range of a serial");
-    cx.put_tally(r.dir, &tally);
+    let first = names.take_numbers(cx, numbers)?;
+    names.store(cx);
     let layout = policy.layout(0);
     let block = NumberBlock { next: first, end: InodeId(first.0 + u64::from(numbers)), layout, account };
     NUMBERS.put(cx.txn, (cx.rules.session, r.dir), &block);
@@ -137,10 +132,10 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
     for created in &r.creates {
         charge = charge.and(cx.create_reported(&mut dir, &mut block, &r.cred, created)?);
     }
-    cx.put_tally(r.dir, &dir.tally);
+    dir.names().store(cx);
     NUMBERS.put(cx.txn, (session, r.dir), &block);
     cx.charge(r.dir, charge)?;
-    Ok(CreatedMany { parent_attr: directory_attr(r.dir, &dir.access, &dir.tally) })
+    Ok(CreatedMany { parent_attr: dir.attr() })
 }
 
 pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Attempt<RemovedMany> {
@@ -222,22 +217,22 @@ impl Cx<'_> {
                 "inode number {} for {:?} in directory {}: {} to {} are left",
                 created.ino,
                 show(&created.name),
-                dir.ino,
+                dir.ino(),
                 block.next,
                 block.end
             )));
         }
         block.next = InodeId(created.ino.0 + 1);
         assert!(block.next <= block.end, "number {} is past the end of its block", created.ino);
-        if find_link(self.read(), dir.ino, &created.name)?.is_some() {
+        if find_link(self.read(), dir.ino(), &created.name)?.is_some() {
             return Err(Error::exists(format!(
                 "{:?} is in directory {} already",
                 show(&created.name),
-                dir.ino
+                dir.ino()
             )));
         }
         let inherited = Inherited::of_mode(created.mode);
-        let mut inode = self.new_inode(dir, cred, FileKind::Regular, &inherited);
+        let mut inode = dir.new_inode(self, cred, FileKind::Regular, &inherited);
         let at = self.rules.near(created.at);
         (inode.atime, inode.mtime) = (created.atime, created.mtime);
         (inode.ctime, inode.btime) = (self.rules.near(created.ctime), at);
@@ -249,12 +244,11 @@ impl Cx<'_> {
         self.take_writer(created.ino, &mut inode);
         inode.writing.dirty = !created.clean;
         self.store_content(&mut inode, created)?;
-        self.insert_name(dir.ino, &mut dir.tally, &created.name, created.ino, FileKind::Regular);
+        inode.cookie = dir.names().insert(self, &created.name, created.ino, FileKind::Regular);
         // The directory changed at the client's time, not at the time of this report.
-        dir.tally.mtime = at;
-        inode.cookie = dir.tally.next_cookie - 1;
+        dir.names().set_mtime(at);
         self.put_inode(created.ino, &inode);
-        let (ino, parent, name) = (created.ino, dir.ino, created.name.clone());
+        let (ino, parent, name) = (created.ino, dir.ino(), created.name.clone());
         self.log(parent, || What::Made { ino, kind: FileKind::Regular, parent, name })?;
         if inode.size > 0 {
             self.log(parent, || What::Data { ino, offset: 0, len: inode.size })?;

@@ -8,6 +8,7 @@
 //!
 //! Knows nothing of which mover reads home, and when.
 use super::charge::Charge;
+use super::dir_names::DirNames;
 use super::import::{Into, xattrs_of};
 use super::*;
 use crate::relation::record::{DoomedRecord, MirroredRecord, RelationRecord, RemoteEntry};
@@ -197,17 +198,17 @@ fn carry_out(cx: &mut Cx<'_>, r: &ReportRelisting, access: &Access, steps: &[Ste
             }
         }
     }
-    let mut tally = load_tally(cx.read(), r.dir)?;
+    let mut names = DirNames::load(cx.read(), r.dir)?;
     let mut charge = Charge::default();
-    let mut into = Into { relation: r.relation, dir: r.dir, access, tally: &mut tally, again: true };
+    let mut into = Into { relation: r.relation, dir: r.dir, access, names: &mut names, again: true };
     for step in steps {
         if let Step::New(entry) = step {
             charge = charge.and(into.take(cx, entry)?);
         }
     }
     // Its own time is reported with the parent directory.
-    tally.mtime = mtime;
-    cx.put_tally(r.dir, &tally);
+    names.set_mtime(mtime);
+    names.store(cx);
     cx.charge(r.dir, charge)?;
     for step in steps {
         if let Step::New(entry) = step
@@ -258,9 +259,9 @@ fn forget_name(cx: &mut Cx<'_>, relation: RelationId, dir: InodeId, name: &[u8],
 /// A directory loses its name; its content is removed afterwards. Until then it is charged to the topmost
 /// one: its parent may be removed first.
 fn detach(cx: &mut Cx<'_>, r: &ReportRelisting, name: &[u8], link: &Link) -> Result<()> {
-    let mut tally = load_tally(cx.read(), r.dir)?;
-    cx.remove_name(r.dir, &mut tally, name, link);
-    cx.put_tally(r.dir, &tally);
+    let mut names = DirNames::load(cx.read(), r.dir)?;
+    names.remove(cx, name, link);
+    names.store(cx);
     let access = load_access(cx.read(), link.ino)?;
     let all = Charge::directory(&super::usage_of(cx.read(), link.ino)?);
     let top = volume::load(cx.read(), access.volume)?.root;

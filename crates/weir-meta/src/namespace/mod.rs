@@ -14,6 +14,7 @@ pub mod clone;
 pub mod create;
 mod cx;
 pub mod data;
+mod dir_names;
 pub mod evict;
 pub mod evicted;
 mod garbage;

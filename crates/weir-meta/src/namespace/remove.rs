@@ -1,21 +1,12 @@
 //! Removal of names: unlink, rmdir; files without a name or an opener.
 use super::charge::Charge;
+use super::dir_names::DirNames;
 use super::gate::OwnDir;
 use super::*;
 use weir_proto::meta::{self, Removed};
 use weir_proto::relation::What;
 
 impl Cx<'_> {
-    pub(super) fn remove_name(&mut self, dir: InodeId, tally: &mut Tally, name: &[u8], link: &Link) {
-        tally.entries = tally.entries.saturating_sub(1);
-        tally.subdirectories =
-            tally.subdirectories.saturating_sub(u64::from(link.kind == FileKind::Directory));
-        tally.mtime = self.rules.now;
-        tally.ctime = self.rules.after(tally.ctime);
-        tables::NAMES.delete(self.txn, (dir, name));
-        tables::LISTED.delete(self.txn, (dir, link.cookie));
-    }
-
     /// Removes one link of a file; its name has been removed already.
     pub(super) fn drop_link(&mut self, dir: InodeId, name: &[u8], ino: InodeId) -> Result<()> {
         let mut inode = load_file(self.read(), ino)?;
@@ -102,9 +93,9 @@ impl Cx<'_> {
         self.destroy_directory(dir, link.ino)
     }
     fn remove_link(&mut self, dir: InodeId, name: &[u8], link: &Link) -> Result<()> {
-        let mut tally = load_tally(self.read(), dir)?;
-        self.remove_name(dir, &mut tally, name, link);
-        self.put_tally(dir, &tally);
+        let mut names = DirNames::load(self.read(), dir)?;
+        names.remove(self, name, link);
+        names.store(self);
         log_removed(self, dir, name, link)
     }
 

@@ -1,6 +1,7 @@
 //! Rename: one name moves, replaces another, or two are exchanged. Atomic; no directory ever comes below
 //! itself.
 use super::charge::Charge;
+use super::dir_names::DirNames;
 use super::gate::{OwnDir, revoke_both};
 use super::remove::{is_last, require_empty};
 use super::usage::{is_within, usage_of};
@@ -174,21 +175,24 @@ fn log_renamed(cx: &mut Cx<'_>, r: &meta::Rename, moved: &Link, other: Option<&L
 }
 
 fn take_away(cx: &mut Cx<'_>, end: End<'_>, link: &Link) -> Result<()> {
-    let mut tally = load_tally(cx.read(), end.dir)?;
-    cx.remove_name(end.dir, &mut tally, end.name, link);
-    cx.put_tally(end.dir, &tally);
+    let mut names = DirNames::load(cx.read(), end.dir)?;
+    names.remove(cx, end.name, link);
+    names.store(cx);
     Ok(())
 }
 /// `place`: that of the replaced name, which was removed just now; otherwise after all others. Returns the
 /// place.
 fn put_there(cx: &mut Cx<'_>, end: End<'_>, link: &Link, place: Option<u64>) -> Result<u64> {
-    let mut tally = load_tally(cx.read(), end.dir)?;
-    let next = tally.next_cookie;
-    tally.next_cookie = place.unwrap_or(next);
-    let cookie = cx.insert_name(end.dir, &mut tally, end.name, link.ino, link.kind);
-    tally.next_cookie = tally.next_cookie.max(next);
-    cx.put_tally(end.dir, &tally);
-    Ok(cookie)
+    let mut names = DirNames::load(cx.read(), end.dir)?;
+    let place = match place {
+        Some(place) => {
+            names.insert_at(cx, place, end.name, (link.ino, link.kind));
+            place
+        }
+        None => names.insert(cx, end.name, link.ino, link.kind),
+    };
+    names.store(cx);
+    Ok(place)
 }
 
 /// The moved inode remembers its place, and its charge moves with it.

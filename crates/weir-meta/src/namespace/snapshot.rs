@@ -74,7 +74,7 @@ fn take_named(cx: &mut Cx<'_>, of: VolumeId, name: &str, scheduled: bool) -> Att
     require_listed(cx.read(), of)?;
     super::clone::require_whole(cx.read(), of)?;
     cx.revoke_open_writers(of)?;
-    let number = u32::try_from(create::next_number(cx.txn, Sequence::Snapshot)?)
+    let number = u32::try_from(tables::next_number(cx.txn, Sequence::Snapshot)?)
         .map_err(|_| Error::no_space("all numbers of snapshots have been given"))?;
     let (name, created) = (name.to_owned(), cx.rules.now);
     // A snapshot does not include the trash.

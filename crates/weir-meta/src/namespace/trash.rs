@@ -9,11 +9,12 @@
 //!
 //! Knows nothing of when the trash is emptied.
 use super::charge::Charge;
+use super::dir_names::DirNames;
 use super::rename::{End, move_file};
 use super::*;
 use crate::keys::Sequence;
-use crate::namespace::create::next_number;
 use crate::record::TrashRecord;
+use crate::tables::next_number;
 use bytes::Bytes;
 use weir_proto::date::Date;
 use weir_proto::meta::Usage;
@@ -293,14 +294,14 @@ impl Cx<'_> {
     /// A directory with mode, owner and group of its own, with its own numbers.
     fn make_directory(&mut self, parent: InodeId, name: &[u8], like: (u32, u32, u32)) -> Attempt<InodeId> {
         self.need_here(parent)?;
-        let (mut tally, above) = (load_tally(self.read(), parent)?, load_access(self.read(), parent)?);
-        let ino = self.next_ino(&mut tally)?;
-        self.insert_name(parent, &mut tally, name, ino, FileKind::Directory);
-        self.put_tally(parent, &tally);
+        let (mut names, above) = (DirNames::load(self.read(), parent)?, load_access(self.read(), parent)?);
+        let ino = names.next_ino(self)?;
+        let cookie = names.insert(self, name, ino, FileKind::Directory);
+        names.store(self);
         let (kind, made) = (FileKind::Directory, Bytes::copy_from_slice(name));
         self.log(parent, || What::Made { ino, kind, parent, name: made })?;
         let (now, (mode, uid, gid)) = (self.rules.now, like);
-        let (atime, btime, volume, cookie) = (now, now, above.volume, tally.next_cookie - 1);
+        let (atime, btime, volume) = (now, now, above.volume);
         self.put_access(ino, &Access { mode, uid, gid, parent, atime, btime, volume, cookie });
         let serial = next_number(self.txn, Sequence::DirectorySerial)?;
         let (entries, subdirectories) = (0, 0);

@@ -8,8 +8,9 @@ use super::super::writer::next_truncation;
 use super::super::*;
 use super::{ITSELF, find};
 use crate::keys::Sequence;
-use crate::namespace::create::next_number;
+use crate::namespace::dir_names::DirNames;
 use crate::record::{CloneRecord, EvictedRange, LayerRecord, Listed, NotEnumeratedRecord, Writing};
+use crate::tables::next_number;
 use bytes::Bytes;
 use weir_kv::Scan;
 use weir_proto::meta::Layers;
@@ -98,8 +99,8 @@ pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Attempt<List
     };
     cx.need(dir, Need::Change);
     cx.clear()?;
-    let mut tally = load_tally(cx.read(), dir)?;
-    let (mtime, ctime) = (tally.mtime, tally.ctime);
+    let mut names = DirNames::load(cx.read(), dir)?;
+    let (mtime, ctime) = (names.tally().mtime, names.tally().ctime);
     let mut charge = Charge::default();
     let mut after = not_enumerated.after;
     for entry in found {
@@ -108,13 +109,14 @@ pub fn list_some(cx: &mut Cx<'_>, clone: VolumeId, dir: InodeId) -> Attempt<List
             break;
         }
         after = entry.cookie;
-        let added = make_one(cx, (clone, dir), &mut tally, entry)?;
+        let added = make_one(cx, clone, &mut names, entry)?;
         charge.bytes += added.bytes;
         charge.files += added.files;
         charge.directories += added.directories;
     }
-    (tally.mtime, tally.ctime) = (mtime, ctime);
-    cx.put_tally(dir, &tally);
+    names.set_mtime(mtime);
+    names.set_ctime(ctime);
+    names.store(cx);
     cx.charge(dir, charge)?;
     if matches!(listing, Listing::All) {
         access.mode &= !NOT_ENUMERATED;
@@ -172,32 +174,28 @@ fn content_of(cx: &Cx<'_>, snapshot_view: &SnapshotView<'_>, ino: InodeId, kind:
 }
 
 /// Creates one entry; returns its addition to the usage.
-fn make_one(
-    cx: &mut Cx<'_>,
-    (clone, dir): (VolumeId, InodeId),
-    tally: &mut Tally,
-    entry: Found,
-) -> Attempt<Charge> {
+fn make_one(cx: &mut Cx<'_>, clone: VolumeId, names: &mut DirNames, entry: Found) -> Attempt<Charge> {
+    let dir = names.dir();
     let Found { name, ino: source, kind, xattrs, what, .. } = entry;
     if let What::File { inode, .. } = &what
         && inode.nlink > 1
         && let Some(known) = known_file(cx, clone, source)?
     {
-        link(cx, dir, tally, &name, known)?;
+        link(cx, names, &name, known)?;
         return Ok(Charge::default());
     }
-    let ino = cx.next_ino(tally)?;
-    cx.insert_name(dir, tally, &name, ino, kind);
+    let ino = names.next_ino(cx)?;
+    let place = names.insert(cx, &name, ino, kind);
     let charge = match what {
         What::Directory(access, then) => {
-            make_directory(cx, (clone, dir), (ino, source), (access, then, tally.next_cookie - 1))?;
+            make_directory(cx, (clone, dir), (ino, source), (access, then, place))?;
             Charge { directories: 1, ..Charge::default() }
         }
         What::File { inode, inline, layers, .. } => {
             if inode.nlink > 1 {
                 tables::CLONE_FILES.put(cx.txn, (clone, source), &ino);
             }
-            make_file(cx, (dir, tally.next_cookie - 1), (ino, source), inode, inline, layers)?
+            make_file(cx, (dir, place), (ino, source), inode, inline, layers)?
         }
     };
     for (name, value) in xattrs {
@@ -214,16 +212,15 @@ fn known_file(cx: &Cx<'_>, clone: VolumeId, source: InodeId) -> Result<Option<(I
 
 fn link(
     cx: &mut Cx<'_>,
-    dir: InodeId,
-    tally: &mut Tally,
+    names: &mut DirNames,
     name: &[u8],
     (ino, mut inode): (InodeId, Inode),
 ) -> Attempt<()> {
     cx.need(ino, Need::Change);
     cx.clear()?;
     inode.nlink += 1;
-    cx.insert_name(dir, tally, name, ino, inode.kind);
-    tables::LINKS.put(cx.txn, (ino, dir, name), &Present);
+    names.insert(cx, name, ino, inode.kind);
+    tables::LINKS.put(cx.txn, (ino, names.dir(), name), &Present);
     cx.put_inode(ino, &inode);
     Ok(())
 }

@@ -5,8 +5,9 @@ use super::show::shown;
 use super::{check_free, load_live, require_admin, require_superuser};
 use crate::keys::Sequence;
 use crate::limits;
-use crate::namespace::create::next_number;
+use crate::namespace::dir_names::DirNames;
 use crate::record::VolumeRecord;
+use crate::tables::next_number;
 use weir_proto::map::Scheme;
 use weir_proto::meta::Mkdir;
 use weir_proto::volume::{
@@ -207,9 +208,9 @@ pub fn delete(cx: &mut Cx<'_>, r: &VolumeDelete) -> Attempt<Volume> {
         super::super::remove::require_empty(cx.read(), record.root)?;
     }
     let link = load_link(cx.read(), access.parent, &record.entry)?;
-    let mut tally = load_tally(cx.read(), access.parent)?;
-    cx.remove_name(access.parent, &mut tally, &record.entry, &link);
-    cx.put_tally(access.parent, &tally);
+    let mut names = DirNames::load(cx.read(), access.parent)?;
+    names.remove(cx, &record.entry, &link);
+    names.store(cx);
     tables::VOLUME_NAMES.delete(cx.txn, record.name.as_bytes());
     if is_empty {
         cx.destroy_directory(access.parent, record.root)?;
