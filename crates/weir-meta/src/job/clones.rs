@@ -89,7 +89,7 @@ impl CloneLister {
     }
 
     fn failed(&self, dir: InodeId, why: String) {
-        let now = self.leader.base.env.clock.now();
+        let now = self.leader.base.now();
         self.clones(|c| c.failed.lock().unwrap_or_else(PoisonError::into_inner).insert(dir, (now, why)));
     }
 
@@ -128,7 +128,7 @@ impl CloneLister {
     /// A clone that is not complete, with a directory of it; without one: it is at its end.
     fn next(&self) -> Result<Option<(VolumeId, Option<InodeId>)>> {
         let leader = &self.leader;
-        let now = leader.base.env.clock.now();
+        let now = leader.base.now();
         let waits: BTreeSet<InodeId> = self.clones(|c| {
             let mut failed = c.failed.lock().unwrap_or_else(PoisonError::into_inner);
             failed.retain(|_, (at, _)| now.since(*at) < RETRY);
@@ -161,7 +161,7 @@ impl CloneLister {
 
 /// The next client after this one, in turn, whose last message is within its lease's term.
 fn next_client(leader: &Leader, after: SessionId) -> Option<(SessionId, Connection)> {
-    let (now, state) = (leader.base.env.clock.now(), leader.base.lock());
+    let (now, state) = (leader.base.now(), leader.base.lock());
     let live = |(id, session): (&SessionId, &Session)| {
         let connection =
             session.connection.clone().filter(|_| now.since(session.last_contact) < leader.base.term());

@@ -53,13 +53,13 @@ pub(crate) async fn run(leader: Arc<Leader>) -> Error {
             () = short.notified() => {}
             () = over => {}
         }
-        let begun = leader.base.env.clock.now();
+        let begun = leader.base.now();
         match check_volumes(&leader).await {
             Err(e) if e.kind == ErrorKind::Io => return e.doing("evict"),
             Err(e) => tracing::debug!("evict: {e}"),
             Ok(()) => {}
         }
-        let took = leader.base.env.clock.now().since(begun);
+        let took = leader.base.now().since(begun);
         leader.base.env.clock.sleep((took * (SCAN_SHARE - 1)).max(POLL_PAUSE)).await;
     }
 }
@@ -91,7 +91,7 @@ async fn check_volumes(leader: &Arc<Leader>) -> Result<()> {
         levels.push((None, level, None));
     }
     for (of, level, set) in levels {
-        let want = leader.eviction.levels.weigh(leader.base.env.clock.now(), of, level, set);
+        let want = leader.eviction.levels.weigh(leader.base.now(), of, level, set);
         match want {
             0 => leader.base.failing.succeeded(FREE_SPACE, &leader.eviction.watched_name(of)),
             _ => free_space(leader, of, want).await?,
@@ -119,12 +119,12 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
             Some(evicted) => {
                 freed += evicted;
                 files += u32::from(evicted > 0);
-                leader.eviction.levels.note_evicted(leader.base.env.clock.now(), of, evicted);
+                leader.eviction.levels.note_evicted(leader.base.now(), of, evicted);
             }
             None => held.push(candidate),
         }
     }
-    let mut left = leader.eviction.levels.left_to_snapshots(leader.base.env.clock.now(), of);
+    let mut left = leader.eviction.levels.left_to_snapshots(leader.base.now(), of);
     for candidate in held {
         if freed + left >= want {
             break;
@@ -133,10 +133,10 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
         files += u32::from(evicted > 0);
         if of.is_some() {
             freed += evicted;
-            leader.eviction.levels.note_evicted(leader.base.env.clock.now(), of, evicted);
+            leader.eviction.levels.note_evicted(leader.base.now(), of, evicted);
         } else {
             left += evicted;
-            leader.eviction.levels.note_left(leader.base.env.clock.now(), of, evicted);
+            leader.eviction.levels.note_left(leader.base.now(), of, evicted);
         }
     }
     let what = leader.eviction.watched_name(of);
@@ -146,13 +146,7 @@ async fn free_space(leader: &Arc<Leader>, of: Option<VolumeId>, want: u64) -> Re
         );
         tracing::warn!("{text}");
         let action = "see whether home keeps up (`weir relation list`), or raise the limit".to_owned();
-        leader.base.failing.failed(
-            leader.base.env.clock.now(),
-            FAILING_FOR,
-            (FREE_SPACE, &what),
-            text,
-            action,
-        );
+        leader.base.failing.failed(leader.base.now(), FAILING_FOR, (FREE_SPACE, &what), text, action);
         return Ok(());
     }
     leader.base.failing.succeeded(FREE_SPACE, &what);

@@ -13,7 +13,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
     let mut last = leader.base.lock().stalls.until;
     loop {
         leader.base.env.clock.sleep(step).await;
-        let now = leader.base.env.clock.now();
+        let now = leader.base.now();
         let stalled = now.since(last) > step * 2;
         last = now;
         let mut state = leader.base.lock();

@@ -43,7 +43,7 @@ const FULL: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::fr
 
 /// Begins the job again if it ended because the disk is full: the lead need not end, others are served.
 async fn keep(job: &Job, leader: &Arc<Leader>) -> Error {
-    let mut pauses = Retry::jittered(&leader.base.env, FULL, leader.base.env.clock.now());
+    let mut pauses = Retry::jittered(&leader.base.env, FULL, leader.base.now());
     loop {
         let ended = job(leader.clone()).await;
         if ended.kind != ErrorKind::NoSpace {

@@ -100,13 +100,7 @@ impl Scheduler {
         let name = shown_name(leader.base.commits.store(), volume);
         let text = format!("the scheduled snapshot of volume {name} was not taken: {e}");
         let action = format!("it is tried again every {seconds} s: see what keeps it (`weir client list`)");
-        leader.base.failing.failed(
-            leader.base.env.clock.now(),
-            RETRY + PATIENCE,
-            (LATE, &name),
-            text,
-            action,
-        );
+        leader.base.failing.failed(leader.base.now(), RETRY + PATIENCE, (LATE, &name), text, action);
     }
 
     fn first_due(&self, volume: VolumeId, every_s: u32, now: Time) -> Result<Time> {
@@ -136,7 +130,7 @@ impl Scheduler {
 
     async fn take_scheduled(&self, volume: VolumeId) -> Result<Option<weir_proto::snapshot::Snapshot>> {
         let leader = &self.leader;
-        let deadline = leader.base.env.clock.now() + PATIENCE;
+        let deadline = leader.base.now() + PATIENCE;
         let mut gate = Gate::new(&leader.base);
         loop {
             let (mut taken, mut obstacles) = (None, Obstacles::default());
@@ -167,7 +161,7 @@ impl Scheduler {
             }
             let waits_for = obstacles.first().map(Obstacle::ino);
             self.leader.revoker.revoke(obstacles);
-            if leader.base.env.clock.now() >= deadline {
+            if leader.base.now() >= deadline {
                 return Err(crate::leader::snapshots::too_late(waits_for));
             }
             match wait {

@@ -176,7 +176,7 @@ impl TrashEmptier {
     async fn relieve_targets(&self, volume: VolumeId, dropping: &mut Dropping) -> Result<()> {
         let space = Arc::clone(&self.leader.base.config.space);
         let Some(level) = space().await else { return Ok(()) };
-        let now = self.leader.base.env.clock.now();
+        let now = self.leader.base.now();
         dropping.retain(|(at, _)| now.since(*at) < DROPPED_WITHIN);
         let dropped: u64 = dropping.iter().map(|(_, bytes)| bytes).sum();
         let most = (u128::from(level.capacity) * FULL_PERCENT / 100) as u64;

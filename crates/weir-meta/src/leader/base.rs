@@ -16,6 +16,7 @@ use weir_proto::{Error, ErrorKind, Result, SessionId};
 use weir_rpc::Connection;
 use weir_watch::{Object, Reason};
 
+/// The parts that all others use.
 pub struct Base {
     pub env: Env,
     pub config: MetaConfig,

@@ -14,6 +14,7 @@ use weir_proto::{Error, Result};
 /// Longest wait of a consumer.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
+/// Changelogs, for their consumers.
 pub struct Changelogs {
     base: Arc<Base>,
     relations: Arc<Relations>,
@@ -25,7 +26,7 @@ impl Changelogs {
     }
 
     pub async fn read_changes(self: Arc<Self>, r: ReadChanges) -> Result<Changes> {
-        let deadline = self.base.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+        let deadline = self.base.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
             let newest = self.base.commits.newest(&self.base.lock());
@@ -33,7 +34,7 @@ impl Changelogs {
             if !changes.changes.is_empty() {
                 self.base.commits.durable(newest).await?; // a crash must not undo reported changes
             }
-            let left = deadline.since(self.base.env.clock.now());
+            let left = deadline.since(self.base.now());
             if !changes.changes.is_empty() || left.is_zero() {
                 return Ok(changes);
             }
@@ -42,7 +43,7 @@ impl Changelogs {
     }
 
     fn changes_now(&self, r: &ReadChanges) -> Result<Changes> {
-        self.base.lock().session(r.session)?.last_contact = self.base.env.clock.now();
+        self.base.lock().session(r.session)?.last_contact = self.base.now();
         let mut changes = Changes { changes: Vec::new(), first: 0 };
         self.base.read(&mut |read| {
             changes.changes.clear();

@@ -20,6 +20,7 @@ use weir_proto::meta::Op;
 use weir_proto::{Error, ErrorKind, Result};
 use weir_rpc::{Reply, Responder};
 
+/// The commits of this leader.
 pub struct Commits {
     env: Env,
     kv: SharedKv,

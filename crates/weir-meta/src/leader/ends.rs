@@ -22,6 +22,7 @@ const END_DEAD_AFTER: [Duration; 4] = [
     Duration::from_millis(2000),
 ];
 
+/// Ends sessions; no other part does.
 pub struct SessionEnds {
     base: Arc<Base>,
     tx: Arc<Transactions>,
@@ -52,9 +53,9 @@ impl SessionEnds {
         let Some(session) = state.sessions.remove(&id) else { return Ok(()) };
         state.mounts.refusals.forget_session(id);
         state.quotas.drop_session(id);
-        let freed = state.locks.drop_session(id, self.base.env.clock.now());
+        let freed = state.locks.drop_session(id, self.base.now());
         hints::hint((&self.base.env, &self.base.admission), &state.sessions, freed);
-        state.recalls.drop_session(id, self.base.env.clock.now());
+        state.recalls.drop_session(id, self.base.now());
         tracing::info!(session = %id, client = session.client, "session ends: {why}");
         // The open files of a session that has not returned since a restart are not known.
         let may_write = |ino: &InodeId| state.leases.opens_of(id, *ino).write > 0;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use weir_proto::recall::{GetEviction, Levels, SetMarks};
 use weir_proto::{Error, NameRule, Result, VolumeId};
 
+/// Fill levels, and the watermarks that administrators set.
 pub struct Eviction {
     base: Arc<Base>,
     pub levels: Evictor,

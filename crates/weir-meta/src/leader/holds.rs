@@ -114,6 +114,7 @@ fn is_under_own_lease<R: Operation>(state: &State, request: &R) -> bool {
     }
 }
 
+/// The records of the volumes where sessions hold something.
 pub struct HoldRecords {
     base: Arc<Base>,
 }

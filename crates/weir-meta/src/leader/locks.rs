@@ -23,6 +23,7 @@ use weir_rpc::Connection;
 /// Locks that a session may name in all parts.
 const NAMED_IN_ALL_MAX: usize = crate::lock::LOCKS_PER_SESSION_MAX;
 
+/// Calls about file locks.
 pub struct LockCalls {
     base: Arc<Base>,
     holds: Arc<HoldRecords>,
@@ -35,7 +36,7 @@ impl LockCalls {
     }
 
     pub fn set(&self, r: &SetLock, on: &Connection) -> Result<LockAnswer> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut state = self.base.lock();
         note_contact(&mut state, r.session, on, now)?;
         let plain = |outcome| LockAnswer { outcome, holder: None };
@@ -67,7 +68,7 @@ impl LockCalls {
     }
 
     pub fn test(&self, r: &TestLock) -> Result<LockAnswer> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut state = self.base.lock();
         state.session(r.session)?.last_contact = now;
         if self.holds.may_be_held_by_absent(&mut state, r.ino)? {
@@ -83,14 +84,14 @@ impl LockCalls {
     }
 
     pub fn cancel(&self, r: &CancelLock, on: &Connection) -> Result<LockCancelled> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut state = self.base.lock();
         note_contact(&mut state, r.session, on, now)?;
         Ok(LockCancelled { waited: state.locks.cancel(r.ino, r.session, r.ticket) })
     }
 
     pub fn list(&self, r: &ListLocks) -> Result<LockList> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut state = self.base.lock();
         state.session(r.session)?.last_contact = now;
         let all = state.locks.list(r.ino);
@@ -100,7 +101,7 @@ impl LockCalls {
     }
 
     pub fn reclaim(&self, r: &ReclaimLocks, on: &Connection) -> Result<Reclaimed> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut state = self.base.lock();
         let session = state.session(r.session)?;
         session.last_contact = now;

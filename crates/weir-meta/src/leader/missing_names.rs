@@ -8,6 +8,7 @@ use crate::relation::queues::Relations;
 use std::sync::{Arc, PoisonError};
 use weir_proto::{Error, InodeId, Result};
 
+/// Names that are wanted, and the reasons for which they are missing.
 pub struct MissingNames {
     base: Arc<Base>,
     relations: Arc<Relations>,
@@ -46,7 +47,7 @@ impl MissingNames {
     }
 
     fn want_of_home(&self, dir: InodeId) -> Result<()> {
-        let (mut from, now) = (None, self.base.env.clock.now());
+        let (mut from, now) = (None, self.base.now());
         self.base.read(&mut |read| {
             from = source(read, dir)?;
             Ok(())
@@ -76,7 +77,7 @@ impl MissingNames {
         })?;
         let mut queues = self.relations.lock();
         let Some(queue) = due.and_then(|id| queues.queues.get_mut(&id)) else { return Ok(()) };
-        if queue.listings.want_rescan(dir, self.base.env.clock.now()) {
+        if queue.listings.want_rescan(dir, self.base.now()) {
             self.relations.work.notify_waiters();
         }
         Ok(())
@@ -103,7 +104,7 @@ impl MissingNames {
             Ok(())
         });
         let id = asked.ok().and(from)?;
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut queues = self.relations.lock();
         let movers = queues.live_movers(now);
         let queue = queues.queues.get(&id)?;

@@ -20,6 +20,7 @@ use weir_proto::{Error, InodeId, Result, SessionId};
 /// Longest wait of a mover.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
+/// Assigns work to movers, and takes its results.
 pub struct MoverCalls {
     base: Arc<Base>,
     relations: Arc<Relations>,
@@ -44,7 +45,7 @@ impl MoverCalls {
 
     /// Work for a mover; waits for some.
     pub async fn lease_work(self: Arc<Self>, r: LeaseWork) -> Result<WorkLeased> {
-        let deadline = self.base.env.clock.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
+        let deadline = self.base.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
             let (leased, noted, wanted) = self.batch_work(&r)?;
@@ -56,12 +57,12 @@ impl MoverCalls {
                 self.base.commits.durable(noted).await?;
                 return Ok(leased);
             }
-            let now = self.base.env.clock.now();
+            let now = self.base.now();
             let wake = self.relations.lock().next_try(now).map_or(deadline, |at| at.min(deadline));
             let scans = self.relations.lock().queues.values().any(|queue| queue.mirrors);
             let wake = if scans { wake.min(now + listing::BETWEEN_SCANS) } else { wake };
             let over = self.base.env.clock.timeout(wake.since(now), waiting).await.is_err();
-            if over && self.base.env.clock.now() >= deadline {
+            if over && self.base.now() >= deadline {
                 return Ok(leased);
             }
         }
@@ -69,7 +70,7 @@ impl MoverCalls {
 
     /// Work, if it may be assigned, and files to recall completely.
     fn batch_work(&self, r: &LeaseWork) -> Result<(WorkLeased, CommitSeq, BTreeSet<InodeId>)> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let map_version = {
             let mut state = self.base.lock();
             state.session(r.session)?.last_contact = now;
@@ -130,7 +131,7 @@ impl MoverCalls {
         loop {
             let (mut batch, mut url, mut is_new) = (Batch::default(), String::new(), false);
             let (mut parts, mut ids, mut by) = (false, None, 0);
-            let (now, wall) = (self.base.env.clock.now(), self.base.wall());
+            let (now, wall) = (self.base.now(), self.base.wall());
             let mut direction = Direction::Push;
             self.base.read(&mut |read| {
                 let Some(record) = store::find_relation(read, id)? else { return Ok(()) };
@@ -240,7 +241,7 @@ impl MoverCalls {
     /// The results of work.
     pub fn complete_work(&self, r: &CompleteWork) -> Result<CommitSeq> {
         tracing::trace!(relation = %r.relation, session = %r.session, names = ?r.names, extents = ?r.extents, "told");
-        let (now, wall) = (self.base.env.clock.now(), self.base.wall());
+        let (now, wall) = (self.base.now(), self.base.wall());
         self.base.lock().session(r.session)?.last_contact = now;
         let mut queues_held = self.relations.lock();
         let ShipQueues { queues, meters, .. } = &mut *queues_held;

@@ -19,6 +19,7 @@ use weir_proto::{Error, InodeId, Request, Result};
 use weir_rpc::{Call, Connection, Reply};
 use weir_watch::WaitGuard;
 
+/// Tries operations of clients, and lets them wait.
 pub struct Operations {
     base: Arc<Base>,
     tx: Arc<Transactions>,

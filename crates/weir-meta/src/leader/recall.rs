@@ -30,6 +30,7 @@ struct Away {
     stripe_bytes: u64,
 }
 
+/// Calls about evicted bytes.
 pub struct RecallCalls {
     base: Arc<Base>,
     tx: Arc<Transactions>,
@@ -52,7 +53,7 @@ impl RecallCalls {
         let mut state = self.base.lock();
         self.base.note_contact(&mut state, r.session)?;
         let id = RecallId { ino: r.ino, from: r.from, token_epoch: r.token_epoch };
-        state.recalls.failed(r.session, &id, &r.error, r.retry, self.base.env.clock.now());
+        state.recalls.failed(r.session, &id, &r.error, r.retry, self.base.now());
         // In a volume that mirrors its home it may be another file there by now.
         if !state.mirrored.is_empty() { self.names.relist_above(r.ino) } else { Ok(()) }
     }
@@ -127,7 +128,7 @@ impl RecallCalls {
     }
 
     fn want(&self, state: &mut State, ino: InodeId, away: &Away, awaited: bool) -> Result<()> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         away.parts
             .iter()
             .try_for_each(|p| state.recalls.want(ino, (p.from, p.to), away.stripe_bytes, awaited, now))
@@ -137,7 +138,7 @@ impl RecallCalls {
     fn assign(&self, state: &mut State, mover: SessionId, max: u32) -> Result<Vec<RecallWork>> {
         let mut work = Vec::new();
         while (work.len() as u32) < max.clamp(1, RECALLS_MAX) {
-            let now = self.base.env.clock.now();
+            let now = self.base.now();
             let Some(due) = state.recalls.next(now) else { break };
             let mut handed = None;
             let done = self.tx.housekeep(state, mover, &mut |cx| {
@@ -174,7 +175,7 @@ impl Drop for Wait {
 }
 
 fn until(calls: &RecallCalls, deadline: Instant, wait_ms: u32) -> Instant {
-    deadline.min(calls.base.env.clock.now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX))
+    deadline.min(calls.base.now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX))
 }
 
 impl RecallCalls {
@@ -201,7 +202,7 @@ impl RecallCalls {
                         self.want(&mut state, r.ino, &behind, false)?;
                         ahead = 0..0;
                     }
-                    let why = state.recalls.why(r.ino, r.from, r.to, self.base.env.clock.now());
+                    let why = state.recalls.why(r.ino, r.from, r.to, self.base.now());
                     (Ok(why), Some(state.recalls.bell(r.ino).notified_owned()))
                 }
             };
@@ -229,7 +230,7 @@ impl RecallCalls {
         {
             let mut state = self.base.lock();
             self.base.note_contact(&mut state, r.session)?;
-            state.recalls.note_busy(r.session, &r.busy, self.base.env.clock.now());
+            state.recalls.note_busy(r.session, &r.busy, self.base.now());
         }
         loop {
             let (recalls, newest, news, again_at) = {
@@ -237,14 +238,9 @@ impl RecallCalls {
                 self.base.note_contact(&mut state, r.session)?;
                 let news = state.recalls.news.clone().notified_owned();
                 let recalls = self.assign(&mut state, r.session, r.max)?;
-                (
-                    recalls,
-                    self.base.commits.newest(&state),
-                    news,
-                    state.recalls.next_due(self.base.env.clock.now()),
-                )
+                (recalls, self.base.commits.newest(&state), news, state.recalls.next_due(self.base.now()))
             };
-            if !recalls.is_empty() || self.base.env.clock.now() >= until {
+            if !recalls.is_empty() || self.base.now() >= until {
                 self.base.commits.durable(newest).await?;
                 return Ok(RecallsTaken { recalls });
             }

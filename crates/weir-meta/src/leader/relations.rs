@@ -47,6 +47,7 @@ impl Backlog {
     }
 }
 
+/// Reports about relations.
 pub struct RelationReports {
     base: Arc<Base>,
     relations: Arc<queues::Relations>,
@@ -76,7 +77,7 @@ impl RelationReports {
     }
 
     pub fn list(&self, r: &RelationList) -> Result<Relations> {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let mut relations = Vec::new();
         let mut found = Vec::new();
         self.base.read(&mut |read| {
@@ -97,7 +98,7 @@ impl RelationReports {
             let mut backlogs = self.backlogs.lock().unwrap_or_else(PoisonError::into_inner);
             backlogs.entry(id).or_default().clone()
         };
-        let backlog = paced.get(|| self.base.env.clock.now(), || self.backlog(id, &record))?;
+        let backlog = paced.get(|| self.base.now(), || self.backlog(id, &record))?;
         let conflicts = self.show_conflicts(id, backlog.conflicts)?;
         let mut queues = self.relations.lock();
         let movers = queues.live_movers(now);

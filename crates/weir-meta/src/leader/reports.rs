@@ -16,6 +16,7 @@ const SHOWN_MAX: usize = 20_000;
 /// Clients that are named.
 const NAMED_MAX: usize = 3;
 
+/// Reports for administrators.
 pub struct Reports {
     base: Arc<Base>,
     /// Long to count.
@@ -30,7 +31,7 @@ impl Reports {
 
     /// Users and groups near their limits, for `weir status`.
     pub fn owners_near(&self) -> Result<OwnersNear> {
-        self.near_limits.or_new(self.base.env.clock.now(), || {
+        self.near_limits.or_new(self.base.now(), || {
             let (state, mut report) = (self.base.lock(), OwnersNear::default());
             self.base.read(&mut |read| {
                 report = near_limits::near(read, &state.quotas, self.base.wall())?;
@@ -41,13 +42,13 @@ impl Reports {
     }
 
     pub fn troubles(&self) -> Vec<NodeTrouble> {
-        let failing = self.base.failing.list(self.base.env.clock.now());
+        let failing = self.base.failing.list(self.base.now());
         self.starting().into_iter().chain(failing).collect()
     }
 
     /// After a start: the clients that have not returned, and for how long operations on their files wait.
     fn starting(&self) -> Option<NodeTrouble> {
-        let (now, state) = (self.base.env.clock.now(), self.base.lock());
+        let (now, state) = (self.base.now(), self.base.lock());
         let until = state.grace.until?;
         let is_waited_for = state.sessions.values().any(|s| s.connection.is_some());
         if !is_waited_for && now.since(state.grace.began) > 2 * self.base.term() {
@@ -69,11 +70,11 @@ impl Reports {
     }
 
     pub fn session_list(&self, _: &SessionList) -> Result<Sessions> {
-        self.sessions.get(|| self.base.env.clock.now(), || Ok(self.list_sessions()))
+        self.sessions.get(|| self.base.now(), || Ok(self.list_sessions()))
     }
 
     fn list_sessions(&self) -> Sessions {
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let state = self.base.lock();
         let shown = state.sessions.iter().take(SHOWN_MAX).map(|(id, session)| {
             let connection = session.connection.as_ref();

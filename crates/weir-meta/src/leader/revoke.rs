@@ -21,6 +21,7 @@ const STUCK_MIN: Duration = Duration::from_secs(10);
 /// Checks of a client under revoke, per lease term.
 const TICKS_PER_TERM: u32 = 4;
 
+/// Asks clients for leases that others wait for.
 pub struct Revoker {
     base: Arc<Base>,
     ends: Arc<SessionEnds>,
@@ -50,7 +51,7 @@ async fn revoke(revoker: Arc<Revoker>, conflict: Conflict) {
         // Without a lease the permission to write directly is withdrawn, for a reader.
         let for_reader = conflict.keep == LeaseKind::Read
             || state.leases.held(conflict.session, conflict.ino) == LeaseKind::None;
-        let now = revoker.base.env.clock.now();
+        let now = revoker.base.now();
         if for_reader { state.pause_before_poll(conflict.ino, now) } else { Duration::ZERO }
     };
     revoker.base.env.clock.sleep(pause).await;
@@ -59,13 +60,13 @@ async fn revoke(revoker: Arc<Revoker>, conflict: Conflict) {
     let Some(turns) = turns else { return };
     let Ok(_turn) = turns.acquire().await else { return };
     let patience = revoker.base.term() * REVOKE_TERMS_MAX;
-    let mut began = revoker.base.env.clock.now();
+    let mut began = revoker.base.now();
     let request = Revoke { ino: conflict.ino, keep: conflict.keep };
     loop {
         let (connection, moved) = {
             let mut state = revoker.base.lock();
             // It was spared only as long as no operation conflicted with its leases.
-            if state.is_silent(conflict.session, revoker.base.env.clock.now(), revoker.base.term()) {
+            if state.is_silent(conflict.session, revoker.base.now(), revoker.base.term()) {
                 let why = "it was silent for a lease term, and others want what it holds";
                 return revoker.base.report(revoker.ends.end_session(&mut state, conflict.session, why));
             }
@@ -73,7 +74,7 @@ async fn revoke(revoker: Arc<Revoker>, conflict: Conflict) {
             began = began.max(state.stalls.until);
             (session.connection.clone(), session.moved.clone().notified_owned())
         };
-        let left = (began + patience).since(revoker.base.env.clock.now());
+        let left = (began + patience).since(revoker.base.now());
         if left.is_zero() || is_stuck(&revoker, conflict.session, began) {
             return fence(&revoker, conflict.session);
         }
@@ -110,7 +111,7 @@ async fn revoke(revoker: Arc<Revoker>, conflict: Conflict) {
 /// Whether a client under revoke has made no progress for a lease term.
 fn is_stuck(revoker: &Revoker, session: SessionId, began: Instant) -> bool {
     let got_on = revoker.base.lock().got_on(session, began);
-    got_on.is_some_and(|at| revoker.base.env.clock.now().since(at) > revoker.base.term().max(STUCK_MIN))
+    got_on.is_some_and(|at| revoker.base.now().since(at) > revoker.base.term().max(STUCK_MIN))
 }
 
 /// Ends the session of a client that does not return a lease that others wait for: with all its holdings, at
@@ -119,7 +120,7 @@ fn fence(revoker: &Revoker, session: SessionId) {
     let mut state = revoker.base.lock();
     let client = state.sessions.get(&session).map(|s| s.client.clone());
     if let Some(client) = client {
-        state.mistrust(&client, revoker.base.env.clock.now());
+        state.mistrust(&client, revoker.base.now());
     }
     let ended = revoker.ends.end_session(&mut state, session, "it did not answer a revoke");
     revoker.base.report(ended);
@@ -128,7 +129,7 @@ fn fence(revoker: &Revoker, session: SessionId) {
 fn note_returned(revoker: &Revoker, conflict: Conflict) {
     let mut state = revoker.base.lock();
     if let Some(session) = state.sessions.get_mut(&conflict.session) {
-        session.progress = revoker.base.env.clock.now();
+        session.progress = revoker.base.now();
     }
     state.leases.end_revoke(conflict.session, conflict.ino, conflict.keep);
     state.wake(conflict.ino);

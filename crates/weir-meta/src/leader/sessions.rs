@@ -34,6 +34,7 @@ fn session_id(namespace: NamespaceId, n: u64) -> Result<SessionId> {
     Ok(SessionId((u64::from(namespace.0) << 32) | u64::from(n)))
 }
 
+/// Calls of clients about their sessions.
 pub struct SessionCalls {
     base: Arc<Base>,
     tx: Arc<Transactions>,
@@ -66,7 +67,7 @@ impl SessionCalls {
                 r.namespace, self.base.config.namespace
             )));
         }
-        let now = self.base.env.clock.now();
+        let now = self.base.now();
         let opened = Time { nanos: self.base.env.clock.wall().0 };
         let (client, process) = (r.client.clone(), r.process.clone());
         let record = SessionRecord { client, opened, process };
@@ -100,12 +101,12 @@ impl SessionCalls {
         let lease_ms = self.base.config.lease_ms;
         let session = state.session(r.session)?;
         let Some(held) = name_held(session, r, connection.id())? else {
-            session.last_contact = self.base.env.clock.now();
+            session.last_contact = self.base.now();
             return Ok((SessionResumed { lost: Vec::new(), lease_ms }, CommitSeq(0)));
         };
         let known = session.resumed;
         session.connection = Some(connection.clone());
-        session.last_contact = self.base.env.clock.now();
+        session.last_contact = self.base.now();
         session.applied = [0; SLOTS as usize];
         session.moved.notify_waiters();
         for ino in state.leases.inodes_of(r.session) {
@@ -149,7 +150,7 @@ impl SessionCalls {
     pub fn keep_alive(&self, r: &KeepAlive, connection: &Connection) -> Result<()> {
         let mut state = self.base.lock();
         let session = state.session(r.session)?;
-        session.last_contact = self.base.env.clock.now();
+        session.last_contact = self.base.now();
         if session.saved != r.saved {
             (session.saved, session.progress) = (r.saved, session.last_contact);
         }

@@ -20,6 +20,7 @@ use weir_rpc::{Call, Connection, Payload, Reply};
 /// A client that does not return a revoked lease loses its session in time: then it is checked again.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// Takes snapshots for clients.
 pub struct SnapshotCalls {
     base: Arc<Base>,
     operations: Arc<Operations>,
@@ -74,7 +75,7 @@ impl SnapshotCalls {
             };
             let waits_for = obstacles.first().map(Obstacle::ino);
             self.revoker.revoke(obstacles);
-            if self.base.env.clock.now() >= deadline {
+            if self.base.now() >= deadline {
                 return Err(too_late(waits_for));
             }
             match wait {

@@ -32,6 +32,7 @@ pub struct Bells {
     pub forgetting: Notify,
 }
 
+/// Runs transactions, and lets the state in memory follow them.
 pub struct Transactions {
     base: Arc<Base>,
     bells: Arc<Bells>,

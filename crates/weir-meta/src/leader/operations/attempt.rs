@@ -33,7 +33,7 @@ impl Operations {
         state.unpark(parked);
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
-        session.last_contact = self.base.env.clock.now();
+        session.last_contact = self.base.now();
         if self.holds.waits_for_absent(state, request)? {
             return Ok((Step::Wait(state.park_for_absent(id, parked)), Obstacles::default()));
         }
@@ -74,7 +74,7 @@ impl Operations {
             }
         }
         let wait = state.park(id, &obstacles, parked);
-        state.note_contended(&obstacles, self.base.env.clock.now());
+        state.note_contended(&obstacles, self.base.now());
         Ok((Step::Wait(wait), obstacles))
     }
 

@@ -20,7 +20,7 @@ impl Operations {
         let (reason, holder) = reason(&self.base.lock(), obstacles);
         let uid = request.cred().map_or(0, |cred| cred.uid);
         let record = WaitRecord::new(reason, object).doing(R::NAME).of(uid, 0).held_by(&holder);
-        self.base.env.watch.wait_since(self.base.env.clock.now().0, record)
+        self.base.env.watch.wait_since(self.base.now().0, record)
     }
 }
 
