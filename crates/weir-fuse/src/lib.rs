@@ -18,6 +18,7 @@ mod kernel;
 mod locks;
 mod log;
 mod mounted;
+mod mounts;
 mod pending_request;
 mod replies;
 mod request_bytes;
@@ -31,8 +32,9 @@ mod translate;
 mod transport;
 mod work;
 
-pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
+pub use attach::{Options, attach, clear_dead, preflight, remount, unmount};
 pub use counts::request_counts;
 pub use kernel::Notices;
 pub use mounted::{OwnActs, OwnAttributes};
+pub use mounts::{is_mounted, mount_points};
 pub use transport::Transport;

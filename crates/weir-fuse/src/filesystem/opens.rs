@@ -4,8 +4,8 @@
 //! is released.
 use super::data::drop_privileges;
 use super::handle;
-use crate::attach::keeps_access_times;
 use crate::mounted::Mounted;
+use crate::mounts::keeps_access_times;
 use crate::replies::*;
 use crate::snapshots::{is_snapshot, is_snapshot_handle};
 use crate::{callers, locks, log, translate as tr};
