@@ -5,14 +5,13 @@
 //! Requests that need more than a few lines continue in the modules below, by their subject.
 use crate::mounted::Mounted;
 use crate::replies::*;
-use crate::request_bytes::request_bytes;
 use crate::snapshots::{is_snapshot, is_snapshot_handle};
-use crate::{credentials, translate as tr};
+use crate::{credentials, features, translate as tr};
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags,
+    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -27,9 +26,6 @@ mod data;
 mod directories;
 mod names;
 mod opens;
-
-/// Requests that the kernel may have in flight in the background (read-ahead, direct I/O parts).
-const BACKGROUND_MAX: u16 = 128;
 
 impl Mounted {
     fn named(&self, dir: InodeId, name: &[u8]) -> Named {
@@ -61,19 +57,7 @@ fn handle(fh: FileHandle) -> Handle {
 
 impl Filesystem for Mounted {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        if self.by_ring && config.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_err() {
-            return Err(std::io::ErrorKind::Unsupported.into());
-        }
-        // A kernel that lacks one of them is used without it.
-        for wanted in tr::WANTED {
-            let _ = config.add_capabilities(wanted);
-        }
-        self.maps_direct = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        let _ = config.set_max_write(request_bytes());
-        let _ = config.set_max_background(BACKGROUND_MAX);
-        if let Err(most) = config.set_max_readahead(request_bytes()) {
-            let _ = config.set_max_readahead(most);
-        }
+        self.maps_direct = features::agree(config, self.by_ring)?.maps_direct;
         Ok(())
     }
 

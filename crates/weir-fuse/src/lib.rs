@@ -12,6 +12,7 @@ mod callers;
 mod counts;
 mod credentials;
 mod doing;
+mod features;
 mod filesystem;
 mod from_home;
 mod kernel;

@@ -1,5 +1,5 @@
 //! Types of the kernel ↔ types of the client. Pure.
-use fuser::{Errno, FileAttr, FileType, INodeNo, InitFlags, RenameFlags, TimeOrNow};
+use fuser::{Errno, FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use weir_client::{Allocate, NewMode, OpenMode, SetTime, Stat};
@@ -183,30 +183,6 @@ pub fn allocate(mode: i32) -> Result<Allocate, Errno> {
         _ => Err(Errno::EOPNOTSUPP),
     }
 }
-
-/// Features that are requested if the kernel offers them.
-pub const WANTED: [InitFlags; 16] = [
-    InitFlags::FUSE_ASYNC_READ,
-    InitFlags::FUSE_ATOMIC_O_TRUNC,
-    InitFlags::FUSE_BIG_WRITES,
-    InitFlags::FUSE_MAX_PAGES,
-    InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_PARALLEL_DIROPS,
-    InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
-    InitFlags::FUSE_CACHE_SYMLINKS,
-    // Locks are cluster-wide.
-    InitFlags::FUSE_POSIX_LOCKS,
-    InitFlags::FUSE_FLOCK_LOCKS,
-    // Pages are dropped when a lease is revoked, not when a size or time changes.
-    InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-    // Without it the kernel asks for the attribute `security.capability` before every write.
-    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-    // The kernel checks access control lists with the permissions; they are inherited here.
-    InitFlags::FUSE_POSIX_ACL,
-    InitFlags::FUSE_DONT_MASK,
-];
 
 #[cfg(test)]
 mod tests {
