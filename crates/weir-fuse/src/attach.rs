@@ -1,20 +1,19 @@
 //! Mounting, remounting and unmounting. An unmount always ends: a hanging mount that does not release its
 //! files is detached and its connection is aborted.
-use crate::callers::Callers;
+use crate::call::Calls;
 use crate::doing::Doing;
+use crate::filesystem::Mounted;
 use crate::kernel::Notices;
-use crate::locks::Waits;
-use crate::mounted::{Mounted, OwnActs, OwnAttributes};
+use crate::live::{Base, OwnActs, OwnAttributes};
 use crate::mounts::{absolute, device_of, is_mounted, is_ours};
 use crate::request_bytes::request_bytes;
 use crate::transport::{self, Transport};
-use crate::work::Work;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use weir_client::Client;
 use weir_env::BufferPool;
@@ -58,26 +57,11 @@ pub struct Options {
 pub struct Attached {
     session: BackgroundSession,
     path: PathBuf,
-    calls: Calls,
-}
-
-/// The calls of programs at a mount.
-#[derive(Clone)]
-pub struct Calls {
-    callers: Arc<Callers>,
-    /// Waits for locks, and for recalls.
-    waits: Arc<Waits>,
-}
-
-impl Calls {
-    /// Ends all waiting calls with an error now, and all that would wait later. Returns their number.
-    pub fn end_all(&self) -> usize {
-        self.callers.end_all() + self.waits.end_all()
-    }
+    calls: Arc<Calls>,
 }
 
 impl Attached {
-    pub fn calls(&self) -> Calls {
+    pub fn calls(&self) -> Arc<Calls> {
         self.calls.clone()
     }
     /// Blocks until the kernel ends the session: it was unmounted.
@@ -127,24 +111,15 @@ pub fn preflight(path: &Path) -> Result<()> {
 pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Result<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
     crate::translate::show_from(options.top);
-    let calls = Calls { callers: Arc::default(), waits: Arc::default() };
-    let mounted = |by_ring| Mounted {
+    let calls = Calls::new(client);
+    let base = Base {
         client: client.clone(),
-        buffers: options.buffers.clone(),
-        runtime: tokio::runtime::Handle::current(),
-        own_attributes: options.own_attributes.clone(),
-        own_acts: options.own_acts.clone(),
-        lock_waits: calls.waits.clone(),
-        callers: calls.callers.clone(),
-        work: Work::new(client, tokio::runtime::Handle::current()),
         kernel: notices.clone(),
-        path: path.clone(),
-        options_seen: Mutex::default(),
-        snapshots: Arc::default(),
-        streams: Arc::default(),
-        maps_direct: false, // the kernel reports it in its first request
-        by_ring,
+        buffers: options.buffers,
+        own_attributes: options.own_attributes,
+        own_acts: options.own_acts,
     };
+    let mounted = |by_ring| Mounted::new(&base, calls.clone(), &path, by_ring);
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(options.source.clone()),

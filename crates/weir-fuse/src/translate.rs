@@ -7,10 +7,6 @@ use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
 use weir_proto::posix::MODE_BITS;
 use weir_proto::{Error, InodeId};
 
-mod pages;
-
-pub use pages::open_reply;
-
 /// How long the kernel keeps attributes that a lease protects, without a notice.
 const LEASED_TTL: Duration = Duration::from_secs(3600);
 /// Unit of `st_blocks`, in bytes.
