@@ -110,7 +110,7 @@ pub fn preflight(path: &Path) -> Result<()> {
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
 pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Result<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
-    crate::translate::show_from(options.top);
+    crate::tree::show_from(options.top);
     let calls = Calls::new(client);
     let base = Base {
         client: client.clone(),

@@ -5,7 +5,7 @@
 use crate::kernel::Notices;
 use crate::replies::refused;
 use crate::translate as tr;
-use crate::tree::Name;
+use crate::tree::{Name, from_kernel_ino, to_kernel_ino};
 use fuser::{Errno, Generation, INodeNo, ReplyDirectoryPlus, ReplyEntry};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -35,14 +35,14 @@ impl Entries {
 
     /// The kernel is about to get an inode: its newest attributes.
     pub fn reported(&self, stat: Stat) -> Stat {
-        self.kernel.note_answer(tr::to_kernel_ino(stat.attr.ino));
+        self.kernel.note_answer(to_kernel_ino(stat.attr.ino));
         self.client.try_getattr(stat.attr.ino).unwrap_or(Stat { leased: false, ..stat })
     }
 
     /// The kernel returned references to an inode of the live tree.
     pub fn forget(&self, ino: INodeNo, answers: u64) {
         if self.kernel.forgotten(ino, answers) {
-            self.client.forget(tr::from_kernel_ino(ino));
+            self.client.forget(from_kernel_ino(ino));
         }
     }
 
@@ -55,7 +55,7 @@ impl Entries {
 
     /// Adds an entry of a listing with all that the kernel may cache of it. True: it did not fit.
     pub fn add(&self, dir: InodeId, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
-        let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
+        let (ino, kind) = (to_kernel_ino(entry.ino), tr::file_type(entry.kind));
         let name = std::ffi::OsStr::from_bytes(&entry.name);
         // A repeated answer about a cached inode would make the kernel ask for the access control list again.
         if self.kernel.is_fresh(ino, NAME_LOAN / 2) {

@@ -11,7 +11,7 @@ use crate::live::{
 use crate::mount_options::MountOptions;
 use crate::snapshots::Snapshots;
 use crate::translate as tr;
-use crate::tree::{Inode, Name, OpenFile};
+use crate::tree::{Inode, Name, OpenFile, from_kernel_ino, top};
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig,
     LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
@@ -283,7 +283,7 @@ impl Filesystem for Mounted {
         let appends = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let write = Write {
             file: Handle(fh.0),
-            ino: tr::from_kernel_ino(ino),
+            ino: from_kernel_ino(ino),
             offset: (!appends).then_some(offset),
             data,
             kills_privileges: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
@@ -416,7 +416,7 @@ impl Filesystem for Mounted {
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        self.live.attributes.statfs(self.call(request, reply), Inode::live(ino).unwrap_or_else(tr::top));
+        self.live.attributes.statfs(self.call(request, reply), Inode::live(ino).unwrap_or_else(top));
     }
 
     fn setxattr(
@@ -546,7 +546,7 @@ impl Filesystem for Mounted {
             from,
             from_offset: offset_in,
             to: Handle(fh_out.0),
-            to_ino: tr::from_kernel_ino(ino_out),
+            to_ino: from_kernel_ino(ino_out),
             to_offset: offset_out,
             len,
         };

@@ -4,6 +4,7 @@ use crate::call::Call;
 use crate::entries::Entries;
 use crate::replies::*;
 use crate::translate as tr;
+use crate::tree::to_kernel_ino;
 use fuser::{FileHandle, FileType, FopenFlags, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyOpen};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -45,7 +46,7 @@ impl Directories {
     }
 
     pub fn read(&self, mut call: Call<'_, ReplyDirectory>, next: Next) {
-        if add_dots(call.reply_mut(), tr::to_kernel_ino(next.dir), next.offset) {
+        if add_dots(call.reply_mut(), to_kernel_ino(next.dir), next.offset) {
             return call.reply().ok();
         }
         let (client, streams) = (self.client.clone(), self.streams.clone());
@@ -56,7 +57,7 @@ impl Directories {
                 Err(e) => return reply.error(refused(&e)),
             };
             for entry in listing.entries {
-                let (ino, kind) = (tr::to_kernel_ino(entry.ino), tr::file_type(entry.kind));
+                let (ino, kind) = (to_kernel_ino(entry.ino), tr::file_type(entry.kind));
                 if reply.add(ino, entry.cookie + DOTS, kind, OsStr::from_bytes(&entry.name)) {
                     break;
                 }
@@ -67,7 +68,7 @@ impl Directories {
 
     /// With all that the kernel may keep of each entry.
     pub fn read_plus(&self, mut call: Call<'_, ReplyDirectoryPlus>, next: Next) {
-        let (reply, ino) = (call.reply_mut(), tr::to_kernel_ino(next.dir));
+        let (reply, ino) = (call.reply_mut(), to_kernel_ino(next.dir));
         for (at, name) in [(1, "."), (2, "..")] {
             if next.offset < at && reply.add_name(ino, at, name, FileType::Directory) {
                 return call.reply().ok();
