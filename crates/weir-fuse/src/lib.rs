@@ -22,7 +22,6 @@ mod live;
 mod log;
 mod mount_options;
 mod mounts;
-mod pending_request;
 mod replies;
 mod request_bytes;
 mod ring;
