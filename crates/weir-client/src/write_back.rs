@@ -3,10 +3,8 @@
 //! Invariants: a stripe has at most one send in flight, so later bytes never arrive before earlier ones; the
 //! size is committed only after every byte below it is durable, or has its old content if the send failed; a
 //! failure is kept as the inode's error, never dropped silently.
-mod again;
-mod before;
-mod content;
 mod send;
+mod ways;
 
 use crate::base::Base;
 use crate::closes::Closes;

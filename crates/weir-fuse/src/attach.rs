@@ -1,20 +1,19 @@
 //! Mounting, remounting and unmounting. An unmount always ends: a hanging mount that does not release its
 //! files is detached and its connection is aborted.
-use crate::callers::Callers;
+use crate::call::Calls;
 use crate::doing::Doing;
+use crate::filesystem::Mounted;
 use crate::kernel::Notices;
-use crate::locks::Waits;
-use crate::mounted::{Mounted, OwnActs, OwnAttributes};
+use crate::live::{Base, OwnActs, OwnAttributes};
+use crate::mounts::{absolute, device_of, is_mounted, is_ours};
 use crate::request_bytes::request_bytes;
 use crate::transport::{self, Transport};
-use crate::work::Work;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use weir_client::Client;
 use weir_env::BufferPool;
@@ -31,9 +30,6 @@ const BUSY_TRIES_MAX: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(30);
 /// How long an ordinary unmount may take before it becomes an unconditional one.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The type of our mounts in `/proc/mounts` and fstab.
-pub const MOUNT_TYPE: &str = "fuse.weir";
 
 /// How to mount.
 pub struct Options {
@@ -61,26 +57,11 @@ pub struct Options {
 pub struct Attached {
     session: BackgroundSession,
     path: PathBuf,
-    calls: Calls,
-}
-
-/// The calls of programs at a mount.
-#[derive(Clone)]
-pub struct Calls {
-    callers: Arc<Callers>,
-    /// Waits for locks, and for recalls.
-    waits: Arc<Waits>,
-}
-
-impl Calls {
-    /// Ends all waiting calls with an error now, and all that would wait later. Returns their number.
-    pub fn end_all(&self) -> usize {
-        self.callers.end_all() + self.waits.end_all()
-    }
+    calls: Arc<Calls>,
 }
 
 impl Attached {
-    pub fn calls(&self) -> Calls {
+    pub fn calls(&self) -> Arc<Calls> {
         self.calls.clone()
     }
     /// Blocks until the kernel ends the session: it was unmounted.
@@ -129,25 +110,16 @@ pub fn preflight(path: &Path) -> Result<()> {
 /// Mounts, and returns when the kernel has accepted. Must be called in a runtime.
 pub fn attach(client: &Client, notices: &Arc<Notices>, options: Options) -> Result<Attached> {
     let path = fs::canonicalize(&options.path).doing(format_args!("find {}", options.path.display()))?;
-    crate::translate::show_from(options.top);
-    let calls = Calls { callers: Arc::default(), waits: Arc::default() };
-    let mounted = |by_ring| Mounted {
+    crate::tree::show_from(options.top);
+    let calls = Calls::new(client);
+    let base = Base {
         client: client.clone(),
-        buffers: options.buffers.clone(),
-        runtime: tokio::runtime::Handle::current(),
-        own_attributes: options.own_attributes.clone(),
-        own_acts: options.own_acts.clone(),
-        lock_waits: calls.waits.clone(),
-        callers: calls.callers.clone(),
-        work: Work::new(client, tokio::runtime::Handle::current()),
         kernel: notices.clone(),
-        path: path.clone(),
-        options_seen: Mutex::default(),
-        snapshots: Arc::default(),
-        streams: Arc::default(),
-        maps_direct: false, // the kernel reports it in its first request
-        by_ring,
+        buffers: options.buffers,
+        own_attributes: options.own_attributes,
+        own_acts: options.own_acts,
     };
+    let mounted = |by_ring| Mounted::new(&base, calls.clone(), &path, by_ring);
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(options.source.clone()),
@@ -196,101 +168,8 @@ fn may_allow_other() -> bool {
 
 /// The kernel's default read-ahead of 128 KiB is far below a request.
 fn raise_read_ahead(path: &Path) -> std::io::Result<()> {
-    let device = mounts().into_iter().rev().find(|m| m.path == path).map(|m| m.device);
-    let device = device.ok_or_else(|| std::io::Error::other("the mount is not listed"))?;
+    let device = device_of(path).ok_or_else(|| std::io::Error::other("the mount is not listed"))?;
     fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), READ_AHEAD_KIB.to_string())
-}
-
-struct Listed {
-    device: String,
-    path: PathBuf,
-    /// The mount's options: `rw,noatime,…`.
-    options: String,
-    /// `fuse.weir`.
-    kind: String,
-}
-
-fn mounts() -> Vec<Listed> {
-    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    text.split(|b| *b == b'\n').filter_map(listed).collect()
-}
-
-/// `36 35 0:44 / /mnt rw,… - fuse.weir weir …`, spaces in paths as `\040`.
-fn listed(line: &[u8]) -> Option<Listed> {
-    let mut fields = line.split(|b| *b == b' ');
-    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
-    let path = unescape(fields.nth(1)?);
-    let options = String::from_utf8_lossy(fields.next()?).into_owned();
-    let mut fields = fields.skip_while(|f| *f != b"-").skip(1);
-    Some(Listed {
-        device,
-        path: PathBuf::from(std::ffi::OsStr::from_bytes(&path)),
-        options,
-        kind: fields.next().map(|f| String::from_utf8_lossy(f).into_owned())?,
-    })
-}
-
-/// Whether reads at a mount change access times.
-pub fn keeps_access_times(path: &Path) -> bool {
-    let found = mounts().into_iter().rev().find(|m| m.path == path);
-    found.is_none_or(|m| !m.options.split(',').any(|o| matches!(o, "noatime" | "ro")))
-}
-
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, tail)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| tail.get(..3)).flatten();
-        let value =
-            octal.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
-        match value {
-            Some(byte) => {
-                out.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    out
-}
-
-/// Whether something is mounted exactly there. Asks the kernel's list, never the file system itself, which
-/// may hang.
-pub fn is_mounted(path: &Path) -> bool {
-    let path = absolute(path);
-    mounts().iter().any(|m| m.path == path)
-}
-
-impl Listed {
-    fn is_ours(&self) -> bool {
-        self.kind == MOUNT_TYPE
-    }
-}
-
-fn is_ours(path: &Path) -> bool {
-    mounts().iter().rev().find(|m| m.path == path).is_some_and(Listed::is_ours)
-}
-
-/// Where Weir is mounted on this machine.
-pub fn mount_points() -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = mounts().into_iter().filter(Listed::is_ours).map(|m| m.path).collect();
-    paths.sort();
-    paths.dedup();
-    paths
-}
-
-/// The path with its last directory resolved but not entered: entering would ask a daemon that may be dead.
-fn absolute(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    match (absolute.parent(), absolute.file_name()) {
-        (Some(parent), Some(name)) => {
-            fs::canonicalize(parent).map_or_else(|_| absolute.clone(), |parent| parent.join(name))
-        }
-        _ => absolute,
-    }
 }
 
 /// Detaches a mount of ours, even one whose process died. `lazy`: at once, even with open files.
@@ -386,16 +265,6 @@ fn by_helper(path: &Path, lazy: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_line_of_the_mount_table_is_read_with_its_escapes() {
-        let line = br"36 35 0:44 / /mnt/a\040b\134 rw,nosuid shared:1 - fuse.weir weir rw,user_id=0";
-        let found = listed(line).unwrap();
-        assert_eq!((found.device.as_str(), found.kind.as_str()), ("0:44", "fuse.weir"));
-        assert_eq!(found.path, PathBuf::from(r"/mnt/a b\"));
-        assert_eq!(found.options, "rw,nosuid");
-        assert!(listed(b"").is_none());
-    }
 
     #[test]
     fn a_directory_that_is_no_mount_is_reported_so() {

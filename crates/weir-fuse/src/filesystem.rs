@@ -1,105 +1,103 @@
-//! One method per request of the kernel. Each is polled once on the kernel's thread: a request that leases
-//! and buffers can answer is answered there without waking another thread; one that has to wait continues as
-//! a task.
+//! One method per request of the kernel: its arguments become one value, and it goes to the room that serves
+//! it, of the live tree or of snapshots.
 //!
-//! Requests that need more than a few lines continue in the modules below, by their subject.
-use crate::mounted::Mounted;
-use crate::replies::*;
-use crate::request_bytes::request_bytes;
-use crate::snapshots::{is_snapshot, is_snapshot_handle};
-use crate::{credentials, translate as tr};
+//! Each is polled once on the kernel's thread: a request that leases and buffers can answer is answered there
+//! without waking another thread; one that has to wait continues as a task.
+use crate::call::{Call, Calls};
+use crate::features;
+use crate::live::{
+    self, Allocation, Asked, Base, CopyRange, Live, NewNode, NewValue, Next, Read, Write, is_foreign,
+};
+use crate::mount_options::MountOptions;
+use crate::snapshots::Snapshots;
+use crate::translate as tr;
+use crate::tree::{Inode, Name, OpenFile, from_kernel_ino, top};
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx,
-    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, IoctlFlags, KernelConfig,
+    LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek,
+    ReplyOpen, ReplyPoll, ReplyStatfs, ReplyStatx, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow,
+    WriteFlags,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::SystemTime;
-use weir_client::{Client, Handle};
-use weir_proto::InodeId;
-use weir_proto::meta::Cred;
+use weir_client::{Handle, SetAttrs};
 
-mod attributes;
-mod data;
-mod directories;
-mod names;
-mod opens;
-
-/// Requests that the kernel may have in flight in the background (read-ahead, direct I/O parts).
-const BACKGROUND_MAX: u16 = 128;
-
-impl Mounted {
-    fn named(&self, dir: InodeId, name: &[u8]) -> Named {
-        Named { client: self.client.clone(), kernel: self.kernel.clone(), dir, name: name.to_vec() }
-    }
-
-    /// The arguments of a change of a name; none in a snapshot, which is read-only.
-    fn naming(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-    ) -> Option<(Client, Cred, InodeId, Vec<u8>)> {
-        let parent = (!is_snapshot(parent)).then(|| tr::from_kernel_ino(parent))?;
-        Some((self.client.clone(), self.cred(request), parent, name.as_bytes().to_vec()))
-    }
-
-    pub fn cred(&self, request: &Request) -> Cred {
-        let (uid, gid, pid) = (request.uid(), request.gid(), request.pid());
-        // The superuser's groups are never asked for.
-        let groups = if uid == 0 { vec![gid] } else { credentials::groups(pid, gid) };
-        Cred { uid, gid, groups }
-    }
+/// One mount, as the kernel sees it.
+pub struct Mounted {
+    calls: Arc<Calls>,
+    options: MountOptions,
+    live: Live,
+    snapshots: Arc<Snapshots>,
+    /// The kernel is to send requests by rings.
+    by_ring: bool,
 }
 
-fn handle(fh: FileHandle) -> Handle {
-    Handle(fh.0)
+impl Mounted {
+    /// `path`: the mount point.
+    pub fn new(base: &Base, calls: Arc<Calls>, path: &Path, by_ring: bool) -> Mounted {
+        let snapshots = Snapshots::new(base.client.clone());
+        Mounted {
+            calls,
+            options: MountOptions::new(base.client.clone(), path.to_owned()),
+            live: Live::new(base, snapshots.clone(), by_ring),
+            snapshots,
+            by_ring,
+        }
+    }
+
+    fn call<'a, R>(&'a self, request: &'a Request, reply: R) -> Call<'a, R> {
+        self.calls.call(request, reply)
+    }
 }
 
 impl Filesystem for Mounted {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        if self.by_ring && config.add_capabilities(InitFlags::FUSE_OVER_IO_URING).is_err() {
-            return Err(std::io::ErrorKind::Unsupported.into());
-        }
-        // A kernel that lacks one of them is used without it.
-        for wanted in tr::WANTED {
-            let _ = config.add_capabilities(wanted);
-        }
-        self.maps_direct = config.capabilities().contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
-        let _ = config.set_max_write(request_bytes());
-        let _ = config.set_max_background(BACKGROUND_MAX);
-        if let Err(most) = config.set_max_readahead(request_bytes()) {
-            let _ = config.set_max_readahead(most);
-        }
+        let features = features::agree(config, self.by_ring)?;
+        self.live.opens.set_maps_direct(features.maps_direct);
         Ok(())
     }
 
     fn begun(&self, request: &Request) {
-        self.work.begun(request);
+        self.calls.begun(request);
+    }
+
+    fn interrupt(&self, _: &Request, unique: RequestId) {
+        self.calls.interrupt(unique.0);
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.serve_lookup(request, parent, name, reply);
+        let (call, name) = (self.call(request, reply), name.as_bytes().to_vec());
+        match Inode::of(parent) {
+            Inode::Live(dir) => self.live.names.lookup(call, Name { dir, name }),
+            Inode::InSnapshot(dir) => self.snapshots.lookup(call, dir, name),
+        }
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, nlookup: u64) {
-        if is_snapshot(ino) {
-            return self.snapshots.forget(ino, nlookup);
-        }
-        if self.kernel.forgotten(ino, nlookup) {
-            self.client.forget(tr::from_kernel_ino(ino));
+        match Inode::of(ino) {
+            Inode::Live(_) => self.live.entries.forget(ino, nlookup),
+            Inode::InSnapshot(ino) => self.snapshots.forget(ino, nlookup),
         }
     }
 
     fn statx(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, _mask: u32, reply: ReplyStatx) {
-        self.serve_statx(request, ino, reply);
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(ino) => self.live.attributes.statx(call, ino),
+            Inode::InSnapshot(ino) => self.snapshots.statx(call, ino),
+        }
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.serve_getattr(request, ino, reply);
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(ino) => self.live.attributes.getattr(call, ino),
+            Inode::InSnapshot(ino) => self.snapshots.getattr(call, ino),
+        }
     }
 
     fn setattr(
@@ -117,19 +115,24 @@ impl Filesystem for Mounted {
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
         _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
+        _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.serve_setattr(request, ino, mode, uid, gid, size, atime, mtime, fh, reply);
+        let call = self.call(request, reply);
+        let Some(ino) = Inode::live(ino) else { return call.fail(Errno::EROFS) };
+        let (mode, atime, mtime) =
+            (mode.map(tr::permissions), atime.map(tr::set_time), mtime.map(tr::set_time));
+        let set = SetAttrs { mode, uid, gid, size, atime, mtime };
+        let file = fh.filter(|_| size.is_some()).map(|fh| Handle(fh.0));
+        self.live.attributes.setattr(call, ino, file, set);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        if is_snapshot(ino) {
-            return self.snapshot_readlink(request, ino, reply);
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(ino) => self.live.names.readlink(call, ino),
+            Inode::InSnapshot(ino) => self.snapshots.readlink(call, ino),
         }
-        let (client, ino) = (self.client.clone(), tr::from_kernel_ino(ino));
-        let work = async move { client.readlink(ino).await.map(|target| vec![target]) };
-        self.wait(request, reply, work, reply_data);
     }
 
     fn mknod(
@@ -142,7 +145,10 @@ impl Filesystem for Mounted {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.serve_mknod(request, parent, name, mode, umask, rdev, reply);
+        let call = self.call(request, reply);
+        let Some(at) = Name::live(parent, name) else { return call.fail(Errno::EROFS) };
+        let Some(kind) = tr::node_kind(mode) else { return call.fail(Errno::EINVAL) };
+        self.live.names.mknod(call, at, NewNode { mode: tr::new_mode(mode, umask), kind, rdev });
     }
 
     fn mkdir(
@@ -154,22 +160,27 @@ impl Filesystem for Mounted {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        self.serve_mkdir(request, parent, name, mode, umask, reply);
+        let call = self.call(request, reply);
+        let Some(at) = Name::live(parent, name) else { return call.fail(Errno::EROFS) };
+        self.live.names.mkdir(call, at, tr::new_mode(mode, umask));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let Some((client, cred, parent, name)) = self.naming(request, parent, name) else {
-            return reply.error(Errno::EROFS);
-        };
-        self.wait(request, reply, async move { client.unlink(&cred, parent, &name).await }, reply_empty);
+        let call = self.call(request, reply);
+        let Some(at) = Name::live(parent, name) else { return call.fail(Errno::EROFS) };
+        self.live.names.unlink(call, at);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.serve_rmdir(request, parent, name, reply);
+        let call = self.call(request, reply);
+        let Some(at) = Name::live(parent, name) else { return call.fail(Errno::EROFS) };
+        self.live.names.rmdir(call, at);
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        self.serve_symlink(request, parent, name, target, reply);
+        let call = self.call(request, reply);
+        let Some(at) = Name::live(parent, name) else { return call.fail(Errno::EROFS) };
+        self.live.names.symlink(call, at, target);
     }
 
     fn rename(
@@ -182,15 +193,29 @@ impl Filesystem for Mounted {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.serve_rename(request, parent, name, newparent, newname, flags, reply);
+        let call = self.call(request, reply);
+        let (Some(from), Some(to)) = (Name::live(parent, name), Name::live(newparent, newname)) else {
+            return call.fail(Errno::EROFS);
+        };
+        let Some(mode) = tr::rename_mode(flags) else { return call.fail(Errno::EINVAL) };
+        self.live.names.rename(call, from, to, mode);
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        self.serve_link(request, ino, newparent, newname, reply);
+        let call = self.call(request, reply);
+        let (Some(ino), Some(to)) = (Inode::live(ino), Name::live(newparent, newname)) else {
+            return call.fail(Errno::EROFS);
+        };
+        self.live.names.link(call, ino, to);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.serve_open(request, ino, flags, reply);
+        self.options.check();
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(ino) => self.live.opens.open(call, ino, flags.0),
+            Inode::InSnapshot(ino) => self.snapshots.open(call, ino, tr::open_mode(flags.0).0),
+        }
     }
 
     fn create(
@@ -203,7 +228,9 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.serve_create(request, parent, name, mode, umask, flags, reply);
+        let call = self.call(request, reply);
+        let Some(at) = Name::live(parent, name) else { return call.fail(Errno::EROFS) };
+        self.live.opens.create(call, at, tr::new_mode(mode, umask), flags);
     }
 
     fn tmpfile(
@@ -215,7 +242,9 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.serve_tmpfile(request, parent, mode, umask, flags, reply);
+        let call = self.call(request, reply);
+        let Some(dir) = Inode::live(parent) else { return call.fail(Errno::EROFS) };
+        self.live.opens.create_nameless(call, dir, tr::new_mode(mode, umask), flags);
     }
 
     fn read(
@@ -229,7 +258,13 @@ impl Filesystem for Mounted {
         lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.serve_read(request, fh, offset, size, lock_owner, reply);
+        let (call, len) = (self.call(request, reply), size as usize);
+        // Only a program's own read names its owner.
+        let for_pages = lock_owner.is_none();
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.data.read(call, Read { file, offset, len, for_pages }),
+            OpenFile::InSnapshot(file) => self.snapshots.read(call, file, offset, len),
+        }
     }
 
     fn write(
@@ -244,11 +279,27 @@ impl Filesystem for Mounted {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.serve_write(request, ino, fh, offset, data, write_flags, flags, reply);
+        // The descriptor's present flags (`fcntl` may change them). Pages go to their own offset.
+        let appends = flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let write = Write {
+            file: Handle(fh.0),
+            ino: from_kernel_ino(ino),
+            offset: (!appends).then_some(offset),
+            data,
+            kills_privileges: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+        };
+        self.live.data.write(self.call(request, reply), write);
     }
 
     fn flush(&self, request: &Request, ino: INodeNo, fh: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
-        self.serve_flush(request, ino, fh, owner, reply);
+        let owner = live::owner(owner, false);
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.opens.flush(self.call(request, reply), file, owner),
+            OpenFile::InSnapshot(_) => {
+                self.snapshots.unlock_owner(ino, owner);
+                reply.ok();
+            }
+        }
     }
 
     fn getlk(
@@ -263,7 +314,14 @@ impl Filesystem for Mounted {
         pid: u32,
         reply: ReplyLock,
     ) {
-        self.serve_getlk(request, ino, fh, owner, start, end, typ, pid, reply);
+        let asked = match Asked::new(live::owner(owner, false), start, end, typ, pid) {
+            Ok(asked) => asked,
+            Err(e) => return reply.error(e),
+        };
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.locks.test(self.call(request, reply), file, asked),
+            OpenFile::InSnapshot(_) => asked.reply(reply, Ok(self.snapshots.test_lock(ino, &asked.wish))),
+        }
     }
 
     fn setlk(
@@ -280,17 +338,20 @@ impl Filesystem for Mounted {
         flock: bool,
         reply: ReplyEmpty,
     ) {
-        self.serve_setlk(request, ino, fh, owner, start, end, typ, pid, sleep, flock, reply);
-    }
-
-    fn interrupt(&self, _: &Request, unique: fuser::RequestId) {
-        self.lock_waits.interrupt(unique.0);
-        self.callers.interrupt(unique.0);
+        let wish = match Asked::new(live::owner(owner, flock), start, end, typ, pid) {
+            Ok(asked) => asked.wish,
+            Err(e) => return reply.error(e),
+        };
+        let call = self.call(request, reply);
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.locks.set(call, file, wish, sleep),
+            OpenFile::InSnapshot(file) => self.snapshots.set_lock(call, ino, file, wish, sleep),
+        }
     }
 
     fn release(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
@@ -298,25 +359,33 @@ impl Filesystem for Mounted {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        if is_snapshot_handle(fh) {
-            self.snapshots.release(ino, fh);
-            return reply.ok();
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.opens.release(self.call(request, reply), file),
+            OpenFile::InSnapshot(file) => {
+                self.snapshots.release(ino, file);
+                reply.ok();
+            }
         }
-        let client = self.client.clone();
-        self.answer(async move { reply_empty(reply, client.release(handle(fh)).await) });
     }
 
     fn fsync(&self, request: &Request, _ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        self.serve_fsync(request, fh, datasync, reply);
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.opens.sync(self.call(request, reply), file, datasync),
+            OpenFile::InSnapshot(_) => reply.ok(),
+        }
     }
 
     fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.check_options();
-        reply.opened(self.streams.open(self.cred(request)), FopenFlags::empty());
+        self.options.check();
+        self.live.directories.open(self.call(request, reply));
     }
 
     fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        self.serve_readdir(request, ino, fh, offset, reply);
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(dir) => self.live.directories.read(call, Next { dir, stream: fh, offset }),
+            Inode::InSnapshot(dir) => self.snapshots.readdir(call, dir, offset),
+        }
     }
 
     fn readdirplus(
@@ -327,26 +396,27 @@ impl Filesystem for Mounted {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.serve_readdirplus(request, ino, fh, offset, reply);
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(dir) => self.live.directories.read_plus(call, Next { dir, stream: fh, offset }),
+            Inode::InSnapshot(dir) => self.snapshots.readdirplus(call, dir, offset),
+        }
     }
 
     fn releasedir(&self, _: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.streams.close(fh);
+        self.live.directories.close(fh);
         reply.ok();
     }
 
-    // Changes of names are durable when they are answered, except for files that the client created locally.
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        if is_snapshot(ino) {
-            return reply.ok();
+        match Inode::of(ino) {
+            Inode::Live(dir) => self.live.directories.sync(self.call(request, reply), dir),
+            Inode::InSnapshot(_) => reply.ok(),
         }
-        let client = self.client.clone();
-        let work = async move { client.sync_names(tr::from_kernel_ino(ino)).await };
-        self.wait(request, reply, work, reply_empty);
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        self.serve_statfs(request, ino, reply);
+        self.live.attributes.statfs(self.call(request, reply), Inode::live(ino).unwrap_or_else(top));
     }
 
     fn setxattr(
@@ -359,29 +429,34 @@ impl Filesystem for Mounted {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.serve_setxattr(request, ino, name, value, flags, reply);
+        let call = self.call(request, reply);
+        let Some(ino) = Inode::live(ino) else { return call.fail(Errno::EROFS) };
+        self.live.xattrs.set(call, ino, NewValue { name, value, flags });
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.serve_getxattr(request, ino, name, size, reply);
+        let call = self.call(request, reply);
+        if is_foreign(name) {
+            return call.fail(Errno::NO_XATTR);
+        }
+        match Inode::of(ino) {
+            Inode::Live(ino) => self.live.xattrs.get(call, ino, name, size),
+            Inode::InSnapshot(ino) => self.snapshots.get_xattr(call, ino, name.as_bytes().to_vec(), size),
+        }
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.serve_listxattr(request, ino, size, reply);
+        let call = self.call(request, reply);
+        match Inode::of(ino) {
+            Inode::Live(ino) => self.live.xattrs.list(call, ino, size),
+            Inode::InSnapshot(ino) => self.snapshots.list_xattr(call, ino, size),
+        }
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if is_snapshot(ino) {
-            return reply.error(Errno::EROFS);
-        }
-        let (client, cred, ino) = (self.client.clone(), self.cred(request), tr::from_kernel_ino(ino));
-        let name = name.to_owned();
-        self.wait(
-            request,
-            reply,
-            async move { client.remove_xattr(&cred, ino, name.as_bytes()).await },
-            reply_empty,
-        );
+        let call = self.call(request, reply);
+        let Some(ino) = Inode::live(ino) else { return call.fail(Errno::EROFS) };
+        self.live.xattrs.remove(call, ino, name);
     }
 
     fn fallocate(
@@ -394,7 +469,15 @@ impl Filesystem for Mounted {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.serve_fallocate(request, ino, fh, offset, length, mode, reply);
+        let call = self.call(request, reply);
+        let Some(ino) = Inode::live(ino) else { return call.fail(Errno::EROFS) };
+        match tr::allocate(mode) {
+            Ok(kind) => {
+                let file = Handle(fh.0);
+                self.live.data.allocate(call, Allocation { file, ino, kind, offset, len: length });
+            }
+            Err(e) => call.fail(e),
+        }
     }
 
     fn lseek(
@@ -406,7 +489,12 @@ impl Filesystem for Mounted {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        self.serve_lseek(request, fh, offset, whence, reply);
+        let call = self.call(request, reply);
+        let Ok(offset) = u64::try_from(offset) else { return call.fail(Errno::ENXIO) };
+        match OpenFile::of(fh) {
+            OpenFile::Live(file) => self.live.data.seek(call, file, offset, whence),
+            OpenFile::InSnapshot(file) => self.snapshots.seek(call, file, offset, whence),
+        }
     }
 
     fn ioctl(
@@ -429,9 +517,9 @@ impl Filesystem for Mounted {
         _: &Request,
         _ino: INodeNo,
         _fh: FileHandle,
-        _ph: fuser::PollNotifier,
-        _events: fuser::PollEvents,
-        _flags: fuser::PollFlags,
+        _ph: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
         reply: ReplyPoll,
     ) {
         reply.error(Errno::ENOSYS);
@@ -447,9 +535,21 @@ impl Filesystem for Mounted {
         fh_out: FileHandle,
         offset_out: u64,
         len: u64,
-        _flags: fuser::CopyFileRangeFlags,
+        _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.serve_copy_file_range(request, fh_in, offset_in, ino_out, fh_out, offset_out, len, reply);
+        let call = self.call(request, reply);
+        let OpenFile::Live(from) = OpenFile::of(fh_in) else {
+            return call.fail(Errno::EXDEV); // then the kernel reads and writes
+        };
+        let copy = CopyRange {
+            from,
+            from_offset: offset_in,
+            to: Handle(fh_out.0),
+            to_ino: from_kernel_ino(ino_out),
+            to_offset: offset_out,
+            len,
+        };
+        self.live.data.copy(call, copy);
     }
 }

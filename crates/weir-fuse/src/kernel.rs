@@ -7,7 +7,7 @@
 //! end (`weir-client/src/lent.rs`). A notice of a name takes its directory's lock, which an operation may
 //! hold that waits for this very revoke; and invalidating all names detaches file systems that are mounted on
 //! directories inside.
-use crate::translate::to_kernel_ino;
+use crate::tree::to_kernel_ino;
 use fuser::{INodeNo, Notifier};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};

@@ -8,31 +8,34 @@
     reason = "a mount exists on a real machine only"
 )]
 mod attach;
+mod call;
 mod callers;
 mod counts;
 mod credentials;
 mod doing;
+mod entries;
+mod features;
 mod filesystem;
-mod from_home;
+mod interrupts;
 mod kernel;
-mod locks;
+mod live;
 mod log;
-mod mounted;
-mod pending_request;
+mod mount_options;
+mod mounts;
 mod replies;
 mod request_bytes;
 mod ring;
 mod ring_header;
 mod ring_slot;
-mod snapshot_locks;
 mod snapshots;
-mod streams;
 mod translate;
 mod transport;
+mod tree;
 mod work;
 
-pub use attach::{Options, attach, clear_dead, is_mounted, mount_points, preflight, remount, unmount};
+pub use attach::{Options, attach, clear_dead, preflight, remount, unmount};
 pub use counts::request_counts;
 pub use kernel::Notices;
-pub use mounted::{OwnActs, OwnAttributes};
+pub use live::{OwnActs, OwnAttributes};
+pub use mounts::{is_mounted, mount_points};
 pub use transport::Transport;

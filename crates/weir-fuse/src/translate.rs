@@ -1,15 +1,11 @@
 //! Types of the kernel ↔ types of the client. Pure.
-use fuser::{Errno, FileAttr, FileType, INodeNo, InitFlags, RenameFlags, TimeOrNow};
-use std::sync::OnceLock;
+use crate::tree::to_kernel_ino;
+use fuser::{Errno, FileAttr, FileType, RenameFlags, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use weir_client::{Allocate, NewMode, OpenMode, SetTime, Stat};
+use weir_proto::Error;
 use weir_proto::meta::{Attr, FileKind, RenameMode, Time};
 use weir_proto::posix::MODE_BITS;
-use weir_proto::{Error, InodeId};
-
-mod pages;
-
-pub use pages::open_reply;
 
 /// How long the kernel keeps attributes that a lease protects, without a notice.
 const LEASED_TTL: Duration = Duration::from_secs(3600);
@@ -17,32 +13,6 @@ const LEASED_TTL: Duration = Duration::from_secs(3600);
 const BLOCK_BYTES: u64 = 512;
 /// The size that programs should read and write at once (`st_blksize`), in bytes.
 const PREFERRED_IO_BYTES: u32 = 1 << 20;
-
-/// The directory that this process's mount shows as its top, if that is not the root of the namespace.
-static TOP: OnceLock<InodeId> = OnceLock::new();
-
-/// To be called before the first request of the kernel. A process has one mount.
-pub fn show_from(top: InodeId) {
-    assert!(*TOP.get_or_init(|| top) == top, "the top of a mount does not change");
-}
-
-/// The kernel calls the top of a mount 1; no inode of ours has that number (directory serials start at 1).
-pub fn to_kernel_ino(ino: InodeId) -> INodeNo {
-    to_kernel(ino, top())
-}
-pub fn from_kernel_ino(ino: INodeNo) -> InodeId {
-    from_kernel(ino, top())
-}
-
-pub fn top() -> InodeId {
-    TOP.get().copied().unwrap_or(InodeId::ROOT)
-}
-fn to_kernel(ino: InodeId, top: InodeId) -> INodeNo {
-    if ino == top { INodeNo::ROOT } else { INodeNo(ino.0) }
-}
-fn from_kernel(ino: INodeNo, top: InodeId) -> InodeId {
-    if ino == INodeNo::ROOT { top } else { InodeId(ino.0) }
-}
 
 pub fn errno(e: &Error) -> Errno {
     Errno::from_i32(e.kind.errno())
@@ -184,44 +154,9 @@ pub fn allocate(mode: i32) -> Result<Allocate, Errno> {
     }
 }
 
-/// Features that are requested if the kernel offers them.
-pub const WANTED: [InitFlags; 16] = [
-    InitFlags::FUSE_ASYNC_READ,
-    InitFlags::FUSE_ATOMIC_O_TRUNC,
-    InitFlags::FUSE_BIG_WRITES,
-    InitFlags::FUSE_MAX_PAGES,
-    InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_PARALLEL_DIROPS,
-    InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
-    InitFlags::FUSE_CACHE_SYMLINKS,
-    // Locks are cluster-wide.
-    InitFlags::FUSE_POSIX_LOCKS,
-    InitFlags::FUSE_FLOCK_LOCKS,
-    // Pages are dropped when a lease is revoked, not when a size or time changes.
-    InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-    // Without it the kernel asks for the attribute `security.capability` before every write.
-    InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-    InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-    // The kernel checks access control lists with the permissions; they are inherited here.
-    InitFlags::FUSE_POSIX_ACL,
-    InitFlags::FUSE_DONT_MASK,
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_root_has_the_kernels_number_and_comes_back() {
-        assert_eq!(to_kernel_ino(InodeId::ROOT), INodeNo(1));
-        for ino in [InodeId::ROOT, InodeId(InodeId::ROOT.0 + 1), InodeId(77 << 24)] {
-            assert_eq!(from_kernel_ino(to_kernel_ino(ino)), ino);
-        }
-        let top = InodeId(77 << 24);
-        assert_eq!((to_kernel(top, top), from_kernel(INodeNo(1), top)), (INodeNo(1), top));
-        assert_ne!(to_kernel(InodeId::ROOT, top), INodeNo(1), "the root is another directory there");
-    }
 
     #[test]
     fn times_survive_on_both_sides_of_1970() {

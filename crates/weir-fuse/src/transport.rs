@@ -2,8 +2,8 @@
 //!
 //! Invariant: a mount that requires a ring has one, or fails; one that uses any way reports which one and how
 //! to get the other.
+use crate::filesystem::Mounted;
 use crate::kernel::Notices;
-use crate::mounted::Mounted;
 use crate::request_bytes::request_bytes;
 use crate::ring::Rings;
 use fuser::{BackgroundSession, Config, Session};

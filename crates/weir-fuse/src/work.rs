@@ -4,7 +4,7 @@
 //! request waits for it: the first rows of a directory have no volume. Knows nothing of what requests do.
 use crate::counts;
 use crate::log;
-use crate::translate::from_kernel_ino;
+use crate::tree::from_kernel_ino;
 use fuser::{INodeNo, Request};
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -9,7 +9,6 @@ use crate::incoming::{Incoming, lost};
 use crate::outgoing::Outgoing;
 use crate::{Payload, Service};
 use bytes::Bytes;
-use calls::Method;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use weir_env::{Env, Instant, TaskHandle, watch};
 use weir_proto::frame::{FLAG_ECHO, FrameKind, HELLO_BODY_MAX, Header, Hello};
-use weir_proto::{Error, ErrorKind, Request, Result, Wire, Writer};
+use weir_proto::{Error, ErrorKind, Result, Wire, Writer};
 use weir_trust::certificate::Certificate;
 
 mod calls;
@@ -217,56 +216,6 @@ impl Connection {
             inner.end_tasks(); // closed before its tasks were registered
         }
         connection
-    }
-
-    /// Sends a request and waits for its reply, at most `patience`; dropping the future sends a `Cancel`.
-    /// Errors: the service's; `Deadline`; `Unavailable`: the connection ended, and the request may have been
-    /// carried out; `Damaged`: the reply's payload fails its checksum.
-    pub async fn call<R: Request>(
-        &self,
-        request: &R,
-        payload: Vec<Bytes>,
-        patience: Duration,
-    ) -> Result<(R::Reply, Bytes)> {
-        self.call_payload(request, payload.into(), patience).await
-    }
-
-    /// `call` with a payload whose checksum may be known already.
-    pub async fn call_payload<R: Request>(
-        &self,
-        request: &R,
-        payload: Payload,
-        patience: Duration,
-    ) -> Result<(R::Reply, Bytes)> {
-        self.call_answered(request, payload, patience).await.map(Answered::into_parts)
-    }
-
-    /// `call_payload`, for callers that use the checksum of the reply's payload.
-    pub async fn call_answered<R: Request>(
-        &self,
-        request: &R,
-        payload: Payload,
-        patience: Duration,
-    ) -> Result<Answered<R::Reply>> {
-        let encode = |w: &mut Writer| request.encode(w);
-        let inner = &self.0.0;
-        let Answered { reply, payload, payload_crc } =
-            inner.call(Method { number: R::METHOD, name: R::NAME }, &encode, payload, patience).await?;
-        let reply = R::Reply::from_bytes(&reply)
-            .map_err(|e| e.doing(format_args!("decode the answer of {} to {}", inner.peer, R::NAME)))?;
-        Ok(Answered { reply, payload, payload_crc })
-    }
-
-    /// A call whose request is already encoded; the reply is not decoded.
-    pub async fn call_encoded(
-        &self,
-        method: u16,
-        body: &[u8],
-        payload: Payload,
-        patience: Duration,
-    ) -> Result<Answered<Bytes>> {
-        let encode = |w: &mut Writer| w.bytes.extend_from_slice(body);
-        self.0.0.call(Method { number: method, name: "passed on" }, &encode, payload, patience).await
     }
 
     /// Unique among the connections of a node.

@@ -1,32 +1,32 @@
-//! One stripe in flight to targets, as fresh fragments, as a prepared version, or as overlays.
+//! One stripe in flight to targets: from its changed bytes to the result, with the conditions before its
+//! first byte leaves, and the pauses between tries. [`super::ways`] has the messages of each way.
 //!
-//! Invariant: leftovers of a failed send at some targets are noted as unresolved before the send ends, and
-//! are settled before the next send to the stripe.
-use super::WriteBack;
-use crate::data::{Done, FULL_PATIENCE, Fragment, Overlay, StripeRef};
+//! Invariants: a stripe has one send in flight; leftovers of a failed send are settled before the next one. A
+//! send that fails is tried again after a pause, or its data is lost: the decision is [`crate::patience`]'s.
+use super::{WriteBack, is_much_unreported};
+use crate::data::{FULL_PATIENCE, STRIPE_PARTS, StripeRef};
 use crate::inode::{Inline, Inode, State, Unresolved};
-use crate::kernel::UnprotectedPages;
+use crate::patience::{self, Failed, Then};
 use crate::plan::{Occasion, SendAs, StripeFacts};
-use crate::write_back::is_much_unreported;
 use crate::{crash_points, plan};
 use bytes::Bytes;
 use std::sync::Arc;
 use std::time::Duration;
-use weir_proto::data::{SEAL_VERSIONS, WriteMode};
+use tokio::sync::SemaphorePermit;
+use weir_env::{Backoff, Retry};
 use weir_proto::map::Layout;
-use weir_proto::{Epoch, Error, ErrorKind, InodeId, Result, Seq, Version};
-
-/// A version that meets a running seal is sent again with a counter this much higher: seals count up by two
-/// from the base, or from one in doubt.
-const ABOVE_SEAL: u64 = 256;
-
-const ABOVE_SEAL_TRIES: u32 = 3;
+use weir_proto::{Error, ErrorKind, InodeId, Result};
 
 /// A stripe sent in more parts than this is read again when it is needed.
 const KEPT_PARTS_MAX: usize = 64;
 
 /// A send this small begins on the thread that waits for it: it is a message or two, without parity.
 const BEGIN_HERE_BYTES_MAX: usize = 64 << 10;
+
+/// Pauses between tries to send changed data whose servers live. Each try has retried its calls for the whole
+/// patience of the mount, or was refused: the longest pause is the time after which the servers are idle
+/// again.
+const SEND_RETRY: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(5) };
 
 /// Changed bytes of one stripe, frozen, and their way to targets.
 pub struct Send {
@@ -43,34 +43,6 @@ pub struct Send {
     pub(super) write_generation: u64,
     /// How long a try waits for servers that do not answer.
     pub(super) patience: Duration,
-}
-
-/// A version that all live members have next to their base, as of an epoch of the group.
-struct PreparedStripe {
-    version: Version,
-    folded_seqs: Vec<Seq>,
-    fragments: Vec<Fragment>,
-    held: Epoch,
-}
-
-/// What replaces the base of a stripe.
-enum Content {
-    Fragments(Vec<Fragment>),
-    /// The changed bytes over the present ones.
-    Merged,
-}
-
-/// Dirty parts of a stripe as overlays of its data cells. Parts never cross a cell's border.
-fn overlays_of(parts: &[(u32, Bytes)], cell_bytes: u32) -> Vec<Overlay> {
-    parts
-        .iter()
-        .map(|(at, bytes)| Overlay {
-            index: (at / cell_bytes) as u8,
-            offset: at % cell_bytes,
-            len: bytes.len() as u32,
-            payload: Some(bytes.clone()),
-        })
-        .collect()
 }
 
 impl WriteBack {
@@ -184,7 +156,7 @@ impl WriteBack {
                     self.keep_sent(&inode, &st, layout, stripe, parts);
                 }
                 Err(e) => {
-                    let lost = super::again::lost_part(&inode, layout, stripe, &parts);
+                    let lost = lost_part(&inode, layout, stripe, &parts);
                     tracing::error!("changed data is lost: {lost}: {e}");
                     st.fail(e.doing(lost));
                     if stripe == 0 && st.leaving.has_begun() {
@@ -233,9 +205,42 @@ impl WriteBack {
             cache.insert(inode.ino, start + u64::from(at), bytes, true, false, self.memory.budget());
         }
     }
+}
+
+/// Tries, and the conditions of each.
+impl WriteBack {
+    /// Until it is done, or its data is lost: see [`patience::after`]. The data stays dirty meanwhile.
+    async fn send_patiently(&self, send: &mut Send) -> Result<()> {
+        let begun = self.env.clock.now();
+        let mut retry = Retry::jittered(&self.env, SEND_RETRY, begun);
+        loop {
+            let Err(e) = self.send_until_not_fenced(send).await else { return Ok(()) };
+            let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
+            let s = StripeRef { floor: self.quota.write_floor(&send.inode).await.unwrap_or(0), ..s };
+            self.data.ask_silent_members(&s).await;
+            let failed = Failed {
+                kind: e.kind,
+                is_lost: self.data.is_lost_for_good(&s),
+                silent: self.data.silent_for(&s, begun).max(self.leader.silent_for(begun)),
+                since: self.env.clock.now().since(begun),
+                patience: self.config.patience,
+            };
+            let is_mine = send.inode.check_generation(send.write_generation).is_ok();
+            if !is_mine || patience::after(&failed) == Then::Lost {
+                return Err(e);
+            }
+            send.patience = patience::of_next_try(&failed);
+            tracing::debug!("{s}: not written yet, it is tried again: {e}");
+            let what = format!("targets of {}, to write changed data", s.layout.pg_of_stripe(s.stripe));
+            let _waiting = self.data.waits.begin(what);
+            let version = self.data.cluster.map().version;
+            let _ = self.data.cluster.wait_newer(version, retry.next_pause()).await; // it is tried again either way
+            send.unresolved = send.inode.lock().write.unresolved_of(send.stripe);
+        }
+    }
 
     /// A send that this client's own truncation has fenced is sent again, under the newer token epoch.
-    pub(super) async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
+    async fn send_until_not_fenced(&self, send: &mut Send) -> Result<()> {
         let (mut passes, full_until) = (true, self.env.clock.now() + FULL_PATIENCE);
         loop {
             let outcome = self.send_stripe(send).await;
@@ -270,45 +275,51 @@ impl WriteBack {
 
     async fn send_stripe(&self, send: &Send) -> Result<()> {
         let (s, _place) = self.before_first_byte(send).await?;
-        match send.how {
-            SendAs::Empty => {
-                let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
-                let nothing = vec![empty; send.layout.scheme.width()];
-                self.replace_stripe(send, s, Content::Fragments(nothing)).await
-            }
-            _ if send.parts.is_empty() => Ok(()),
-            SendAs::Fresh { len } => {
-                let fragments = self.fragments(send, len)?;
-                let written = self.write_fresh(s, send.token_epoch, &fragments).await;
-                if let Err(e) = &written {
-                    self.abandon_fresh(send, e).await;
-                }
-                written
-            }
-            SendAs::Prepared => {
-                let fragments = self.fragments(send, send.layout.stripe_bytes() as u32)?;
-                self.replace_stripe(send, s, Content::Fragments(fragments)).await
-            }
-            SendAs::Merged => self.replace_stripe(send, s, Content::Merged).await,
-            SendAs::Overlays => {
-                let overlays = overlays_of(&send.parts, send.layout.cell_bytes());
-                self.data.write_overlays(s, send.token_epoch, &overlays).await
-            }
-        }
+        self.carry(send, s).await
     }
 
-    /// Replaces the present base by a whole stripe.
-    async fn replace_stripe(&self, send: &Send, s: StripeRef, content: Content) -> Result<()> {
-        let prepared = self.prepare_stripe(send, s, &content).await?;
-        let version = prepared.version;
-        let committed = Box::pin(self.commit_prepared(send, s, prepared)).await;
-        let is_fenced = |e: &Error| e.kind == ErrorKind::Stale && !self.has_newer_token(send);
-        if committed.as_ref().is_err_and(|e| !is_fenced(e)) {
-            self.note_unresolved(send, Unresolved::InDoubt(version));
+    /// The conditions of a send, met in order. Returns the stripe, with the deadline of this try, and its
+    /// place among those in flight.
+    async fn before_first_byte(&self, send: &Send) -> Result<(StripeRef, SemaphorePermit<'_>)> {
+        // The leader knows of the file: a local create is reported.
+        self.local_names.await_known(&send.inode).await?;
+        // The write floor of its volume is known.
+        let floor = self.quota.write_floor(&send.inode).await?;
+        // The group takes writes. Without a place: stripes of other groups proceed meanwhile.
+        if !send.parts.is_empty() {
+            self.data.writable_view(&self.stripe_of(send, floor)).await?;
         }
-        committed
+        let place = self.data.flight.enter(parts_in_flight(send)).await;
+        let s = self.stripe_of(send, floor);
+        // The leader expects uncommitted bytes on targets.
+        self.leases.mark(&send.inode).await?;
+        // The right to write is the one under which the bytes were written.
+        send.inode.check_generation(send.write_generation)?;
+        self.settle_leftovers(send, s).await?;
+        Ok((s, place))
     }
 
+    fn stripe_of(&self, send: &Send, floor: u8) -> StripeRef {
+        let deadline = self.env.clock.now() + send.patience;
+        StripeRef { floor, ..self.data.stripe(send.object, send.layout, send.stripe, deadline) }
+    }
+
+    /// A failed send has left parts of the stripe at some targets: they are everywhere or nowhere now.
+    async fn settle_leftovers(&self, send: &Send, s: StripeRef) -> Result<()> {
+        match send.unresolved {
+            Some(Unresolved::Fresh) => self.take_back_fresh(send).await?,
+            Some(Unresolved::InDoubt(version)) => {
+                self.recovery.decide(s, version, self.token_epoch_of(send)).await?;
+                self.note_whole(send);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+/// A stripe of zeros.
+impl WriteBack {
     /// Replaces a stripe by an empty version, which reads as zeros and takes no space. Needs the Write lease.
     /// Returns false, with nothing done, if the file has grown past `end` within the stripe meanwhile.
     pub async fn empty_stripe(
@@ -384,114 +395,28 @@ impl WriteBack {
         st.write.begin_send(stripe, 0, Vec::new());
         Ok(Some(Some(self.empty_send(inode, &st, layout, stripe))))
     }
+}
 
-    /// Returns when all live members have it next to their base. A version that meets a seal must be higher
-    /// than it.
-    async fn prepare_stripe(&self, send: &Send, s: StripeRef, content: &Content) -> Result<PreparedStripe> {
-        let (mut lowest, mut seals) = (Version(0), 0);
-        loop {
-            // Before the read of a merge: overlays that arrive after it stay above the new base.
-            let (folded_seqs, base) = self.data.stripe_state(&s).await?;
-            let fragments = match content {
-                Content::Fragments(fragments) => fragments.clone(),
-                Content::Merged => self.merged_fragments(send, s).await?,
-            };
-            lowest = lowest.max(Version((base.0 + u64::from(SEAL_VERSIONS) + 2) & !1));
-            let version = self.data.flight.next_version_from(send.token_epoch, lowest);
-            let written =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, &fragments, false).await;
-            let e = match written {
-                Ok(held) => return Ok(PreparedStripe { version, folded_seqs, fragments, held }),
-                Err(e) => e,
-            };
-            self.abandon_prepared(send, version, &e).await;
-            if e.kind != ErrorKind::Exists || seals >= ABOVE_SEAL_TRIES {
-                return Err(e);
-            }
-            (lowest, seals) = (Version(version.0 + ABOVE_SEAL), seals + 1);
-        }
+/// Its part of the places in flight.
+fn parts_in_flight(send: &Send) -> u32 {
+    match send.how {
+        SendAs::Fresh { len } => parts_of(len, send.layout.stripe_bytes()),
+        SendAs::Empty => 1,
+        SendAs::Prepared | SendAs::Merged | SendAs::Overlays => STRIPE_PARTS,
     }
+}
 
-    /// Another open of this client may have acquired the Write lease again since the send began.
-    pub(super) fn token_epoch_of(&self, send: &Send) -> u32 {
-        let st = send.inode.lock();
-        if st.write.generation() == send.write_generation { st.lease.token_epoch() } else { send.token_epoch }
-    }
+/// The parts of a stripe's permits that this number of bytes needs; at least one.
+fn parts_of(len: u32, stripe_bytes: u64) -> u32 {
+    (u64::from(len) * u64::from(STRIPE_PARTS)).div_ceil(stripe_bytes).clamp(1, STRIPE_PARTS.into()) as u32
+}
 
-    fn has_newer_token(&self, send: &Send) -> bool {
-        self.token_epoch_of(send) > send.token_epoch
-    }
-
-    async fn commit_prepared(&self, send: &Send, s: StripeRef, prepared: PreparedStripe) -> Result<()> {
-        let PreparedStripe { version, folded_seqs, fragments, mut held } = prepared;
-        let mut done = Done::new();
-        while !self.data.commit_stripe(s, version, self.token_epoch_of(send), held, &mut done).await? {
-            let written =
-                self.data.write_stripe(s, version, WriteMode::Prepare, &folded_seqs, &fragments, true);
-            held = written.await?;
-        }
-        Ok(())
-    }
-
-    async fn write_fresh(&self, s: StripeRef, token_epoch: u32, fragments: &[Fragment]) -> Result<()> {
-        let version = Version::new(token_epoch, self.data.flight.next_version());
-        self.data.write_stripe(s, version, WriteMode::Fresh, &[], fragments, false).await.map(drop)
-    }
-
-    /// Some members accepted their fragment, others did not: they are full, or died. Until the old state is
-    /// restored everywhere, the stripe cannot be read: that is retried before the next send to it, and before
-    /// the size covers it.
-    async fn abandon_fresh(&self, send: &Send, why: &Error) {
-        if why.kind == ErrorKind::Stale {
-            return; // fenced: the client that truncated the file has dropped it
-        }
-        self.note_unresolved(send, Unresolved::Fresh);
-        if let Err(e) = self.take_back_fresh(send).await {
-            tracing::warn!("a write that failed is at some targets for now: {e}");
-        }
-    }
-
-    fn note_unresolved(&self, send: &Send, unresolved: Unresolved) {
-        send.inode.lock().write.note_unresolved(send.write_generation, send.stripe, unresolved);
-    }
-
-    /// Bytes read from it before may be outdated now.
-    pub(super) fn note_whole(&self, send: &Send) {
-        let Send { inode, layout, stripe, .. } = send;
-        let unprotected = {
-            let mut st = inode.lock();
-            st.write.note_resolved(send.write_generation, *stripe);
-            let (start, end) = (layout.stripe_start(*stripe), layout.stripe_start(stripe + 1));
-            st.pages.note_change();
-            st.changed.add(start, end);
-            self.memory.cache().remove(inode.ino, start, end);
-            UnprotectedPages::of(inode, &mut st)
-        };
-        self.kernel.drop_pages(unprotected);
-    }
-
-    /// Nothing was at this place, and so it must be again, at all members: fragments without bytes take no
-    /// space, and a rebuild uses the higher version.
-    pub(super) async fn take_back_fresh(&self, send: &Send) -> Result<()> {
-        let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
-        let empty = Fragment { payload: Bytes::new(), block_crcs: Vec::new() };
-        let fragments = vec![empty; send.layout.scheme.width()];
-        self.write_fresh(s, send.token_epoch, &fragments).await?;
-        self.note_whole(send);
-        Ok(())
-    }
-
-    /// No member has committed it, so none may: otherwise it would reappear in a later recovery of the file.
-    /// If too many targets are dead for that, it is decided later.
-    async fn abandon_prepared(&self, send: &Send, version: Version, why: &Error) {
-        if why.kind == ErrorKind::Stale {
-            return; // fenced: the client that recovers the file decides
-        }
-        let s = self.data.stripe(send.object, send.layout, send.stripe, self.leader.deadline());
-        self.note_unresolved(send, Unresolved::InDoubt(version));
-        match self.data.drop_prepared(s, version, self.token_epoch_of(send)).await {
-            Ok(()) => self.note_whole(send),
-            Err(e) => tracing::warn!("{s}: a write that failed is at some targets for now: {e}"),
-        }
-    }
+/// The changed bytes of a send, for messages.
+fn lost_part(inode: &Inode, layout: Layout, stripe: u64, parts: &[(u32, Bytes)]) -> String {
+    let start = layout.stripe_start(stripe);
+    let first = parts.first().map_or(0, |(at, _)| *at);
+    let end = parts.last().map_or(0, |(at, bytes)| at + bytes.len() as u32);
+    let (first, end) = (start + u64::from(first), start + u64::from(end));
+    let parts = if parts.len() > 1 { format!(", in {} parts", parts.len()) } else { String::new() };
+    format!("file {}, bytes {first} to {end}{parts}", inode.ino)
 }

@@ -1,25 +1,78 @@
 //! Calls of this side: a slot and bytes in flight for each, its frame, its answer, and the cancel of a call
 //! whose caller has gone.
 use super::{
-    Answer, INFLIGHT_BYTES_MAX, INFLIGHT_UNIT, INLINE_CALLS_MAX, Inner, TIME_TO_REPORT_MAX,
-    TIME_TO_REPORT_PART, lock,
+    Answer, Answered, Connection, INFLIGHT_BYTES_MAX, INFLIGHT_UNIT, INLINE_CALLS_MAX, Inner,
+    TIME_TO_REPORT_MAX, TIME_TO_REPORT_PART, lock,
 };
 use crate::Payload;
+use bytes::Bytes;
 use std::time::Duration;
 use tokio::sync::{SemaphorePermit, oneshot};
 use weir_env::Instant;
 use weir_proto::frame::{FrameKind, Header};
-use weir_proto::{Error, Result, Writer};
+use weir_proto::{Error, Request, Result, Wire, Writer};
 use weir_watch::WaitGuard;
 
+impl Connection {
+    /// Sends a request and waits for its reply, at most `patience`; dropping the future sends a `Cancel`.
+    /// Errors: the service's; `Deadline`; `Unavailable`: the connection ended, and the request may have been
+    /// carried out; `Damaged`: the reply's payload fails its checksum.
+    pub async fn call<R: Request>(
+        &self,
+        request: &R,
+        payload: Vec<Bytes>,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        self.call_payload(request, payload.into(), patience).await
+    }
+
+    /// `call` with a payload whose checksum may be known already.
+    pub async fn call_payload<R: Request>(
+        &self,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<(R::Reply, Bytes)> {
+        self.call_answered(request, payload, patience).await.map(Answered::into_parts)
+    }
+
+    /// `call_payload`, for callers that use the checksum of the reply's payload.
+    pub async fn call_answered<R: Request>(
+        &self,
+        request: &R,
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<R::Reply>> {
+        let encode = |w: &mut Writer| request.encode(w);
+        let inner = &self.0.0;
+        let Answered { reply, payload, payload_crc } =
+            inner.call(Method { number: R::METHOD, name: R::NAME }, &encode, payload, patience).await?;
+        let reply = R::Reply::from_bytes(&reply)
+            .map_err(|e| e.doing(format_args!("decode the answer of {} to {}", inner.peer, R::NAME)))?;
+        Ok(Answered { reply, payload, payload_crc })
+    }
+
+    /// A call whose request is already encoded; the reply is not decoded.
+    pub async fn call_encoded(
+        &self,
+        method: u16,
+        body: &[u8],
+        payload: Payload,
+        patience: Duration,
+    ) -> Result<Answered<Bytes>> {
+        let encode = |w: &mut Writer| w.bytes.extend_from_slice(body);
+        self.0.0.call(Method { number: method, name: "passed on" }, &encode, payload, patience).await
+    }
+}
+
 #[derive(Clone, Copy)]
-pub(super) struct Method {
-    pub(super) number: u16,
-    pub(super) name: &'static str,
+struct Method {
+    number: u16,
+    name: &'static str,
 }
 
 impl Inner {
-    pub(super) async fn call(
+    async fn call(
         &self,
         method: Method,
         body: &(dyn Fn(&mut Writer) + Sync),
