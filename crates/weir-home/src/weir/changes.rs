@@ -1,5 +1,6 @@
 //! Changes in another Weir: entries are made, linked, renamed and removed there, and get their attributes.
-use super::{Inner, Place, bare, fault, fingerprint_of, root};
+use super::tree::{Place, Tree, bare, fingerprint_of};
+use super::{fault, root};
 use crate::decide::{self, RenameStep, Step};
 use crate::{Attrs, Expect, Fault, Fingerprint, Found, HomePath, Make, Outcome};
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
 /// Mode bits that a change of owner clears.
 const SET_ID_BITS: u32 = 0o6000;
 
-impl Inner {
+impl Tree {
     /// Sets the attributes that differ, times last.
     pub(super) async fn set(&self, ino: InodeId, found: &Found, wished: &Attrs) -> Result<()> {
         let (client, cred, old) = (&self.client, root(), &found.attrs);
