@@ -207,7 +207,7 @@ impl Home for WeirHome {
         expect_b: &'a Expect,
     ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (a, expect_a, b, expect_b) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
-        self.call(move |tree| async move { tree.exchange((&a, &expect_a), (&b, &expect_b)).await })
+        self.call(move |tree| async move { tree.exchange(&a, &expect_a, &b, &expect_b).await })
     }
     fn set_attrs<'a>(
         &'a self,

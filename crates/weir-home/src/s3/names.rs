@@ -184,7 +184,7 @@ impl Bucket {
                 let refuse = if a_is_ours { (b, &expect_b, &at_b) } else { (a, &expect_a, &at_a) };
                 return Err(refused(refuse.0, Some(refuse.1), refuse.2.as_ref()));
             }
-            _ => self.in_three_steps((a, &expect_a), (b, &expect_b), &temporary)?,
+            _ => self.in_three_steps(a, &expect_a, b, &expect_b, &temporary)?,
         }
         let keys = (self.key(a, expect_b.fingerprint().kind)?, self.key(b, expect_a.fingerprint().kind)?);
         Ok((self.fingerprint_now(a, &keys.0)?, self.fingerprint_now(b, &keys.1)?))
@@ -193,18 +193,22 @@ impl Bucket {
     /// Makes each step that is not done yet.
     fn in_three_steps(
         &self,
-        a: (&HomePath, &Expect),
-        b: (&HomePath, &Expect),
+        a: &HomePath,
+        expect_a: &Expect,
+        b: &HomePath,
+        expect_b: &Expect,
         temporary: &HomePath,
     ) -> Outcome<()> {
-        if let Some(object) = self.stat_entry(a.0)?.filter(|object| a.1.admits(&object.fingerprint())) {
-            self.move_all(a.0, &object, temporary)?;
+        if let Some(object) = self.stat_entry(a)?.filter(|object| expect_a.admits(&object.fingerprint())) {
+            self.move_all(a, &object, temporary)?;
         }
-        if let Some(object) = self.stat_entry(b.0)?.filter(|object| ours(b.1).admits(&object.fingerprint())) {
-            self.move_all(b.0, &object, a.0)?;
+        if let Some(object) =
+            self.stat_entry(b)?.filter(|object| ours(expect_b).admits(&object.fingerprint()))
+        {
+            self.move_all(b, &object, a)?;
         }
-        match self.find_temporary(temporary, a.1.fingerprint().kind)? {
-            Some(object) => self.move_all(temporary, &object, b.0),
+        match self.find_temporary(temporary, expect_a.fingerprint().kind)? {
+            Some(object) => self.move_all(temporary, &object, b),
             None => Ok(()),
         }
     }
