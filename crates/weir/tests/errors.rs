@@ -321,7 +321,7 @@ fn a_running_cluster_survives_garbage_and_strangers() {
     ]);
     assert!(said.contains("belongs to cluster") && said.contains("hint:"), "{said}");
 
-    // The same name twice.
+    // A name that another node has.
     let second = tempfile::tempdir().unwrap();
     let (_, said) = refused(&[
         "storage",

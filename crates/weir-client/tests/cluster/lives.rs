@@ -436,7 +436,7 @@ fn a_rename_whose_answer_is_lost_is_not_done_twice() {
     });
 }
 
-/// One more than parity stands for.
+/// One more than parity tolerates.
 async fn three_targets_die(lab: &Lab, after_us: u64) {
     lab.world().sleep(Duration::from_micros(after_us)).await;
     (0..3).for_each(|n| lab.kill_storage(n));
@@ -448,8 +448,8 @@ async fn three_targets_return(lab: &Lab) {
     lab.all_current().await.unwrap();
 }
 
-/// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be
-/// taken back yet.
+/// Some targets have their fragments of a stripe, and too many others have died: the write fails, and cannot
+/// be undone yet.
 #[test]
 fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     Lab::new(50).run(6, |lab| async move {
@@ -494,7 +494,7 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     });
 }
 
-/// The same over existing bytes: some targets have the new version as their base, others next to the old one.
+/// Targets die during a write over existing bytes: some have the new version as their base, others next to the old one.
 /// Its writer keeps the file open, or closes it while too few targets are up to settle it.
 #[test]
 fn a_failed_overwrite_reads_the_same_from_any_targets() {
@@ -804,7 +804,8 @@ fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
     }
 }
 
-/// The same of a part of a stripe, which its writer has written once more since.
+/// A write of a part of a stripe hangs in the disks of its targets and fails; its writer repeats it, and only
+/// then the first one arrives.
 #[test]
 fn a_write_that_hung_until_its_abort_is_not_logged() {
     Lab::with(861, "replica:2", 2000).run(2, |lab| async move {

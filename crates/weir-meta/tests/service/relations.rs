@@ -1016,7 +1016,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
             entries: entries.to_vec(),
             upto: upto.map(b),
         };
-        // The same again, also in parts: nothing changes.
+        // A listing that is reported again, also in parts, changes nothing.
         mover.call(&report("", &entries, None)).await.unwrap();
         mover.call(&report("", &entries[..1], Some("d"))).await.unwrap();
         mover.call(&report("d", &entries[1..], None)).await.unwrap();
@@ -1184,7 +1184,7 @@ fn a_relation_is_removed_step_by_step_to_its_end() {
         let all = RelationList { session: user.session, volume: None };
         assert_eq!(user.call(&all).await.unwrap().relations, []);
         assert!(user.call(&change(user.op())).await.is_err(), "it is none any more");
-        // The same home again is another relation, also if parts of the first one are left.
+        // A home that is added again is another relation, also if parts of the first one are left.
         let again = user.call(&add(user.op())).await.unwrap().id;
         assert_ne!(again, relation);
         let deadline = user.env.clock.now() + PATIENCE;

@@ -193,7 +193,7 @@ impl World {
         }
         *map = Arc::new(next);
     }
-    /// The same, and the coordinator does not learn of it.
+    /// A dead target returns with what a copy of it has, and the coordinator does not learn of it.
     pub async fn put_back(self: &Arc<World>, id: TargetId, copy: &Copy) {
         self.nodes.lock().unwrap().remove(&id);
         let (dir, kv) = &self.disks[id.0 as usize];
