@@ -43,7 +43,7 @@ use weir_proto::relation::RelationInfo;
 use weir_proto::volume::{Volume, WriteFloor};
 
 /// A node that `weir node remove` cut off cannot simply be started again.
-const REMOVED: &str = "its certificate was taken back (`weir node remove`): join it again under a new token";
+const REMOVED: &str = "its certificate was revoked (`weir node remove`): join it again under a new token";
 /// Hundredths of a target or of a volume's limit, from which on it is reported as nearly full.
 const NEARLY_FULL_PERCENT: u64 = 95;
 

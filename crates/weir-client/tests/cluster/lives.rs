@@ -289,7 +289,7 @@ fn a_client_that_shuts_down_leaves_nothing_to_recover() {
         a.shutdown().await.unwrap();
         let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
         let opened = b.open(&root(), ino, OpenMode::READ).await.unwrap();
-        assert!(opened.kernel_cache, "a file to be recovered is cached by nobody");
+        assert!(opened.kernel_cache, "no client caches a file that is to be recovered");
     });
 }
 
@@ -383,7 +383,7 @@ fn a_session_left_at_a_dead_leader_is_closed_at_the_next() {
         close(&leaves, create(&leaves, "f").await).await;
         lab.world().kill("meta");
         leaves.shutdown().await.unwrap();
-        let left = leaves.session_left().expect("nobody has taken its end");
+        let left = leaves.session_left().expect("no leader was up to end its session");
         lab.meta().await;
         let next = lab.client("leaves").await;
         let begun = lab.world().now();
@@ -481,7 +481,7 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
                 _ => {
                     let bytes = got.iter().zip(data.iter().zip(again.iter().chain(&data[again.len()..])));
                     let unknown = bytes.enumerate().find(|(_, (got, (a, b)))| ![**a, **b, 0].contains(got));
-                    assert_eq!(unknown, None, "round {round}: bytes that nobody wrote");
+                    assert_eq!(unknown, None, "round {round}: bytes that no write has");
                 }
             }
             failed += u32::from(written.is_err());
@@ -540,7 +540,7 @@ fn a_failed_overwrite_reads_the_same_from_any_targets() {
                 same(&got, &new);
             }
             let unknown = got.iter().zip(old.iter().zip(&new)).position(|(got, (a, b))| got != a && got != b);
-            assert_eq!((unknown, got.len()), (None, old.len()), "round {round}: bytes that nobody wrote");
+            assert_eq!((unknown, got.len()), (None, old.len()), "round {round}: bytes that no write has");
             for n in [1, 4] {
                 lab.kill_storage(n);
                 let other = lab.client(&format!("without {n} in {round}")).await;

@@ -178,7 +178,7 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             },
             Degraded,
             "storage-1",
-            "storage-1 is down: t1 is missing from 1 placement group: its certificate was taken back",
+            "storage-1 is down: t1 is missing from 1 placement group: its certificate was revoked",
         ),
         (
             |w| w.audit = AuditState { waiting: 3, failure: "no space".into(), ..AuditState::default() },
