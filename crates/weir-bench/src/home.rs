@@ -280,7 +280,7 @@ impl Bench<'_> {
         self.row(format!("{name}: lag p50"), "s", Better::Lower, seen.lag(0.5) / 1e3);
         self.row(format!("{name}: lag p99"), "s", Better::Lower, seen.lag(0.99) / 1e3);
         if let Some(least) = seen.home_rate_min() {
-            let name = format!("{name}: at home of what was written, least over 10 s");
+            let name = format!("{name}: bytes at home per written byte, least over 10 s");
             self.row(name, "%", Better::Higher, least * 100.0);
         }
         self.row(format!("{name}: jitter of the rate at home"), "%", Better::Lower, seen.jitter() * 100.0);

@@ -46,7 +46,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The same rows on several directories, in one interleaved run
+    /// Compare several directories, in one interleaved run
     Compare(Compare),
     /// Detectors that write frames at their rate, read back and compared
     Detector(Printed<detector::Options>),

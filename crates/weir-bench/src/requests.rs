@@ -40,7 +40,7 @@ pub struct Options {
     /// A mount of Weir, or a directory in one [default: a new cluster with two mounts, removed at the end]
     #[arg(value_hint = ValueHint::DirPath)]
     pub path: Option<PathBuf>,
-    /// The same directory through another mount, which creates the files of the cold rows
+    /// That directory in another mount, which creates the files of the cold rows
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "path")]
     pub other: Option<PathBuf>,
     /// Directory of the cluster (`weir up --dir`): also count changes of thread in its processes on this

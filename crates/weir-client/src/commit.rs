@@ -285,7 +285,7 @@ impl Commits {
             }
             Err(e) => {
                 tracing::warn!(
-                    "file {}: the leader was not notified of the rest of a failed write: {e}",
+                    "file {}: the rest of a failed write was not reported to the leader: {e}",
                     inode.ino
                 );
                 let mut st = inode.lock();

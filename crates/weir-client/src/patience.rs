@@ -35,7 +35,7 @@ pub fn after(f: &Failed) -> Then {
     let lasts = match f.kind {
         // Fenced: another client writes the file now. Full: the wait for room is over.
         ErrorKind::Stale | ErrorKind::NoSpace | ErrorKind::OverQuota => return Then::Lost,
-        // Refused for what it is: it would be refused again.
+        // The request itself is refused: it would be refused again.
         ErrorKind::Invalid | ErrorKind::Denied | ErrorKind::Name(_) | ErrorKind::Unsupported => {
             return Then::Lost;
         }

@@ -155,7 +155,7 @@ impl Revocation {
                 return; // lost with the session, whose end has the same effect, or the file is gone
             }
             tracing::warn!(
-                "file {ino}: the leader was not notified of data in doubt after a failed write: {e}"
+                "file {ino}: data in doubt after a failed write was not reported to the leader: {e}"
             );
         }
     }

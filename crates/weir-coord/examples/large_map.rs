@@ -74,8 +74,7 @@ fn observer(name: String, role: Role, at: &Addr) -> Observer {
     Observer { coordinators: vec![at.clone()], cluster: None, name, role, host, trust: None }
 }
 
-/// Asks for what is newer than `known` for ever; says when it knew of which version, and how many bytes that
-/// took.
+/// Follows the map from `known` on without an end; reports when it got each version, and in how many bytes.
 async fn follow(
     env: Env,
     connection: Connection,

@@ -43,7 +43,7 @@ use weir_proto::relation::RelationInfo;
 use weir_proto::volume::{Volume, WriteFloor};
 
 /// A node that `weir node remove` cut off cannot simply be started again.
-const REMOVED: &str = "its certificate was taken back (`weir node remove`): join it again under a new token";
+const REMOVED: &str = "its certificate was revoked (`weir node remove`): join it again under a new token";
 /// Hundredths of a target or of a volume's limit, from which on it is reported as nearly full.
 const NEARLY_FULL_PERCENT: u64 = 95;
 
@@ -61,13 +61,24 @@ pub fn worst(troubles: &[Trouble]) -> Option<Severity> {
     troubles.first().filter(|t| t.muted_until.is_none()).map(|t| t.severity)
 }
 
-/// One word for a cluster, and what it means.
-pub fn state(worst: Option<Severity>) -> (&'static str, &'static str) {
-    match worst {
+/// One word for a cluster, and what it means for the data. The word is that of the worst trouble that is not
+/// muted; a muted one still counts for the data.
+pub fn state(troubles: &[Trouble]) -> (&'static str, &'static str) {
+    let meaning = || {
+        let has = |is: &dyn Fn(&Trouble) -> bool| troubles.iter().any(is);
+        if has(&|t| t.severity == Severity::Critical) {
+            ": data is unavailable or lost"
+        } else if has(&Trouble::reduces_redundancy) {
+            ": data is available with reduced redundancy"
+        } else if has(&|t| t.code == "client-waits") {
+            ": all data is redundant, and calls of clients wait"
+        } else {
+            ": all data is available and redundant"
+        }
+    };
+    match worst(troubles) {
         None | Some(Severity::Note) => ("healthy", ""),
-        Some(Severity::Warning) => ("warning", ": all data is available and redundant"),
-        Some(Severity::Degraded) => ("degraded", ": data is available with reduced redundancy"),
-        Some(Severity::Critical) => ("critical", ": data is unavailable or lost"),
+        Some(severity) => (word(severity), meaning()),
     }
 }
 
@@ -96,6 +107,11 @@ pub struct Trouble {
 }
 
 impl Trouble {
+    /// Data or metadata lacks copies. Calls that wait, or a full etcd, are degraded without that.
+    fn reduces_redundancy(&self) -> bool {
+        let is_of_data = kind(&self.code).is_some_and(|kind| matches!(kind.part, "storage" | "metadata"));
+        self.severity == Severity::Degraded && is_of_data
+    }
     /// For the log of events.
     pub fn as_event(&self) -> NodeTrouble {
         let Trouble { severity, code, about, text, action, .. } = self.clone();

@@ -611,7 +611,7 @@ mod tests {
         };
         let hog = found(vec![row(4711, 2_000_000), row(5, 100_000)]);
         assert!(hog[0].text.starts_with("user 4711 has 95 % of the work"), "{hog:#?}");
-        assert!(found(vec![row(4711, 2_000_000)]).is_empty(), "nobody else works");
+        assert!(found(vec![row(4711, 2_000_000)]).is_empty(), "no other user works");
         assert!(found(vec![row(4711, 100_000), row(5, 90_000)]).is_empty(), "it is little");
     }
 

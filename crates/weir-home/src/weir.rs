@@ -5,23 +5,22 @@
 //! even if its caller is dropped.
 use crate::{
     Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLister, HomePath, HomeReader, HomeSpace,
-    HomeWriter, IdMap, LaneLimits, Listing, Make, Outcome, RESERVED, Traits, Xattr,
+    HomeWriter, IdMap, LaneLimits, Listing, Make, Outcome, Traits,
 };
-use bytes::Bytes;
 use listing::WeirLister;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, oneshot};
-use weir_client::{Client, NewMode, OpenMode, Stat};
+use tree::Tree;
+use weir_client::{Client, OpenMode};
 use weir_env::{BoxFuture, Env};
-use weir_proto::meta::{Attr, Cred, FileKind, Time};
-use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
+use weir_proto::meta::{Cred, FileKind};
+use weir_proto::{Error, ErrorKind, NameRule};
 
 mod changes;
 mod listing;
 mod open_file;
-
-const MARK_BYTES_MAX: usize = 4096;
+mod tree;
 
 /// A directory of another Weir, and its relation.
 #[derive(Clone)]
@@ -46,7 +45,7 @@ pub struct WeirHomeConfig {
 /// A home in another Weir.
 pub struct WeirHome {
     calls: Calls,
-    inner: Arc<Inner>,
+    tree: Arc<Tree>,
 }
 
 /// Runs calls to their end, this number in parallel.
@@ -56,14 +55,6 @@ struct Calls {
     deadline: std::time::Duration,
     at_once: usize,
     slots: Arc<Semaphore>,
-}
-
-struct Inner {
-    url: String,
-    client: Client,
-    base: InodeId,
-    ids: IdMap,
-    env: Env,
 }
 
 /// The meaning of an error of the other Weir for the mover, and a hint for the user.
@@ -101,23 +92,6 @@ pub(crate) fn root() -> Cred {
     Cred { uid: 0, gid: 0, groups: vec![0] }
 }
 
-fn fingerprint_of(attr: &Attr) -> Fingerprint {
-    let (size, mtime) = match attr.kind {
-        FileKind::Regular | FileKind::Symlink => (attr.size, attr.mtime),
-        _ => (0, Time { nanos: 0 }),
-    };
-    let id = Bytes::copy_from_slice(&attr.ino.0.to_le_bytes()); // never reused
-    Fingerprint { kind: attr.kind, id, version: Bytes::new(), size, mtime }
-}
-
-/// The entry from its attributes alone.
-fn bare(attr: &Attr) -> Found {
-    let (mode, uid, gid, atime, mtime) = (attr.mode, attr.uid, attr.gid, attr.atime, attr.mtime);
-    let attrs = Attrs { mode, uid, gid, atime, mtime, xattrs: Vec::new() };
-    let (nlink, rdev, allocated) = (attr.nlink, attr.rdev, attr.allocated);
-    Found { fingerprint: fingerprint_of(attr), attrs, nlink, target: Bytes::new(), rdev, allocated }
-}
-
 pub(crate) fn is_kept(name: &[u8]) -> bool {
     let exact: [&[u8]; 3] = [b"system.posix_acl_access", b"system.posix_acl_default", b"security.capability"];
     exact.contains(&name) || name.starts_with(b"user.") || name.starts_with(b"trusted.")
@@ -126,40 +100,20 @@ pub(crate) fn is_kept(name: &[u8]) -> bool {
 impl WeirHome {
     /// Finds the directory and checks (or writes) its mark.
     pub async fn open(env: &Env, config: WeirHomeConfig) -> Outcome<WeirHome> {
-        let base = find_base(&config).await?;
-        let inner = Inner { url: config.url, client: config.client, base, ids: config.ids, env: env.clone() };
-        if !config.only_reads {
-            inner.check_mark(&config.relation, config.is_new).await?;
-        }
         let at_once = config.limits.threads_max;
         let slots = Arc::new(Semaphore::new(at_once));
         let calls = Calls { env: env.clone(), deadline: config.limits.deadline, at_once, slots };
-        Ok(WeirHome { calls, inner: Arc::new(inner) })
+        let tree = Arc::new(Tree::open(env, config).await?);
+        Ok(WeirHome { calls, tree })
     }
 
-    fn call<T, F>(&self, work: impl FnOnce(Arc<Inner>) -> F) -> BoxFuture<'_, Outcome<T>>
+    fn call<T, F>(&self, work: impl FnOnce(Arc<Tree>) -> F) -> BoxFuture<'_, Outcome<T>>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
-        self.calls.run(&self.inner.url, work(self.inner.clone()))
+        self.calls.run(&self.tree.url, work(self.tree.clone()))
     }
-}
-
-async fn find_base(config: &WeirHomeConfig) -> Outcome<InodeId> {
-    let mut at = InodeId::ROOT;
-    for name in config.base.names() {
-        let failed = |e| fault("find", &config.base, e);
-        let found = config.client.lookup(&root(), at, name).await.map_err(failed)?;
-        let found = found.filter(|stat| stat.attr.kind == FileKind::Directory).ok_or_else(|| {
-            Fault::Unreachable(Error::unavailable(format!(
-                "{} is not a directory at home ({}): make it there, or correct the relation's URL",
-                config.base, config.url
-            )))
-        })?;
-        at = found.attr.ino;
-    }
-    Ok(at)
 }
 
 impl Calls {
@@ -187,121 +141,9 @@ impl Calls {
     }
 }
 
-/// The place of a path, whether or not it exists, and the entry there.
-struct Place {
-    dir: InodeId,
-    name: Bytes,
-    found: Option<Stat>,
-}
-
-impl Place {
-    fn fingerprint(&self) -> Option<Fingerprint> {
-        self.found.as_ref().map(|stat| fingerprint_of(&stat.attr))
-    }
-}
-
-impl Inner {
-    /// None: there is no directory for it.
-    async fn place(&self, path: &HomePath) -> Result<Option<Place>> {
-        let Some((name, above)) = path.names().split_last() else {
-            let found = Some(self.client.getattr(self.base).await?);
-            return Ok(Some(Place { dir: self.base, name: Bytes::new(), found }));
-        };
-        let mut dir = self.base;
-        for name in above {
-            match self.client.lookup(&root(), dir, name).await? {
-                Some(stat) if stat.attr.kind == FileKind::Directory => dir = stat.attr.ino,
-                _ => return Ok(None),
-            }
-        }
-        let found = self.client.lookup(&root(), dir, name).await?;
-        Ok(Some(Place { dir, name: name.clone(), found }))
-    }
-
-    /// The place for a new entry; the directory above it must exist.
-    async fn new_place(&self, doing: &str, path: &HomePath) -> Outcome<Place> {
-        let place = self.place(path).await.map_err(|e| fault(doing, path, e))?;
-        place.ok_or_else(|| Fault::diverged(&path.parent().unwrap_or_default(), None, None))
-    }
-
-    /// The place of an entry of ours.
-    async fn old_place(&self, path: &HomePath, expect: &Expect) -> Outcome<Place> {
-        let place = self.place(path).await.map_err(|e| fault("find", path, e))?;
-        place.ok_or_else(|| Fault::diverged(path, Some(expect.fingerprint()), None))
-    }
-
-    async fn fingerprint_now(&self, path: &HomePath, ino: InodeId) -> Outcome<Fingerprint> {
-        let stat = self.client.getattr(ino).await.map_err(|e| fault("stat", path, e))?;
-        Ok(fingerprint_of(&stat.attr))
-    }
-
-    async fn stat_entry(&self, attr: &Attr) -> Result<Found> {
-        let xattrs = self.xattrs(attr.ino).await?;
-        let target = match attr.kind {
-            FileKind::Symlink => self.client.readlink(attr.ino).await?,
-            _ => Bytes::new(),
-        };
-        let bare = bare(attr);
-        let attrs = Attrs { xattrs, ..bare.attrs };
-        Ok(Found { attrs, target, ..bare })
-    }
-
-    async fn xattrs(&self, ino: InodeId) -> Result<Vec<Xattr>> {
-        let mut xattrs = Vec::new();
-        for name in self.client.list_xattr(&root(), ino).await? {
-            if is_kept(&name) {
-                let value = self.client.get_xattr(&root(), ino, &name).await?;
-                xattrs.push(Xattr { name, value });
-            }
-        }
-        xattrs.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(xattrs)
-    }
-
-    async fn check_mark(&self, relation: &str, is_new: bool) -> Outcome<()> {
-        let path = HomePath::root();
-        let wished = format!("weir home 1\nrelation {relation}\n");
-        let failed = |doing: &'static str| move |e| fault(doing, &HomePath::root(), e);
-        if let Some(stat) = self.client.lookup(&root(), self.base, RESERVED).await.map_err(failed("open"))? {
-            let opened =
-                self.client.open(&root(), stat.attr.ino, OpenMode::READ).await.map_err(failed("open"))?;
-            let text = self.client.read(opened.handle, 0, MARK_BYTES_MAX).await;
-            let _ = self.client.release(opened.handle).await; // it was only read
-            let text = text.map_err(failed("read the mark in"))?.concat();
-            if text == wished.as_bytes() {
-                return Ok(());
-            }
-            let error = Error::stale(format!(
-                "{} is marked as another home (its .weir-home has {:?}, expected {:?}): give the right directory, or \
-                 remove .weir-home there if it is to be ours",
-                self.url,
-                String::from_utf8_lossy(&text).trim_end(),
-                wished.trim_end()
-            ));
-            return Err(Fault::new(FaultKind::Diverged, &path, error));
-        }
-        if !is_new {
-            return Err(Fault::Unreachable(Error::unavailable(format!(
-                "{} has no mark .weir-home: it is not this relation's home; give the right directory",
-                self.url
-            ))));
-        }
-        let leave = async {
-            let (cred, mode) = (root(), OpenMode::WRITE);
-            let opened =
-                self.client.create(&cred, self.base, RESERVED, NewMode::from(0o644), true, mode).await?;
-            let written = self.client.write(opened.handle, 0, Bytes::from(wished.clone())).await;
-            let synced = self.client.fsync(opened.handle).await;
-            self.client.release(opened.handle).await?;
-            written.and(synced)
-        };
-        leave.await.map_err(failed("leave the mark in"))
-    }
-}
-
 impl Home for WeirHome {
     fn url(&self) -> &str {
-        &self.inner.url
+        &self.tree.url
     }
     fn traits(&self) -> Traits {
         Traits {
@@ -323,7 +165,7 @@ impl Home for WeirHome {
         }
     }
     fn lets_through(&self, kind: FileKind) -> bool {
-        self.inner.ids.lets_through(kind)
+        self.tree.ids.lets_through(kind)
     }
     fn make<'a>(
         &'a self,
@@ -332,7 +174,7 @@ impl Home for WeirHome {
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (path, what, attrs) = (path.clone(), what.clone(), attrs.clone());
-        self.call(move |inner| async move { inner.make(&path, &what, &attrs).await })
+        self.call(move |tree| async move { tree.make(&path, &what, &attrs).await })
     }
     fn link<'a>(
         &'a self,
@@ -341,11 +183,11 @@ impl Home for WeirHome {
         path: &'a HomePath,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (existing, expect, path) = (existing.clone(), expect.clone(), path.clone());
-        self.call(move |inner| async move { inner.link(&existing, &expect, &path).await })
+        self.call(move |tree| async move { tree.link(&existing, &expect, &path).await })
     }
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>> {
         let (path, expect) = (path.clone(), expect.clone());
-        self.call(move |inner| async move { inner.remove(&path, &expect).await })
+        self.call(move |tree| async move { tree.remove(&path, &expect).await })
     }
     fn rename<'a>(
         &'a self,
@@ -355,7 +197,7 @@ impl Home for WeirHome {
         replaces: Option<&'a Expect>,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (from, expect, to, replaces) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
-        self.call(move |inner| async move { inner.rename(&from, &expect, &to, replaces.as_ref()).await })
+        self.call(move |tree| async move { tree.rename(&from, &expect, &to, replaces.as_ref()).await })
     }
     fn exchange<'a>(
         &'a self,
@@ -365,7 +207,7 @@ impl Home for WeirHome {
         expect_b: &'a Expect,
     ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (a, expect_a, b, expect_b) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
-        self.call(move |inner| async move { inner.exchange((&a, &expect_a), (&b, &expect_b)).await })
+        self.call(move |tree| async move { tree.exchange(&a, &expect_a, &b, &expect_b).await })
     }
     fn set_attrs<'a>(
         &'a self,
@@ -374,7 +216,7 @@ impl Home for WeirHome {
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (path, expect, attrs) = (path.clone(), expect.clone(), attrs.clone());
-        self.call(move |inner| async move { inner.set_attrs(&path, &expect, &attrs).await })
+        self.call(move |tree| async move { tree.set_attrs(&path, &expect, &attrs).await })
     }
     fn resize<'a>(
         &'a self,
@@ -383,7 +225,7 @@ impl Home for WeirHome {
         size: u64,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (path, expect) = (path.clone(), expect.clone());
-        self.call(move |inner| async move { inner.resize(&path, &expect, size).await })
+        self.call(move |tree| async move { tree.resize(&path, &expect, size).await })
     }
     /// The other Weir's answers are durable.
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
@@ -409,13 +251,13 @@ impl Home for WeirHome {
     ) -> BoxFuture<'a, Outcome<Box<dyn HomeReader>>> {
         Box::pin(async move {
             let open = self.open_file(path, expect, OpenMode::READ).await?;
-            self.inner.client.leaves_access_time(open.file.handle);
+            self.tree.client.leaves_access_time(open.file.handle);
             Ok(Box::new(open) as Box<dyn HomeReader>)
         })
     }
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>> {
         let path = path.clone();
-        self.call(move |inner| async move { inner.stat(&path).await })
+        self.call(move |tree| async move { tree.stat(&path).await })
     }
     fn list<'a>(
         &'a self,
@@ -424,21 +266,21 @@ impl Home for WeirHome {
         limit: usize,
     ) -> BoxFuture<'a, Outcome<Listing>> {
         let (dir, after) = (dir.clone(), after.map(<[u8]>::to_vec));
-        self.call(move |inner| async move { inner.list(&dir, after.as_deref(), limit).await })
+        self.call(move |tree| async move { tree.list(&dir, after.as_deref(), limit).await })
     }
     fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
         let (calls, dir) = (self.calls.clone(), dir.clone());
         Box::pin(async move {
-            let lister = self.call(move |inner| async move {
-                let ino = inner.dir_at(&dir).await?;
-                Ok(WeirLister { calls, inner, dir, ino, cookie: 0 })
+            let lister = self.call(move |tree| async move {
+                let ino = tree.dir_at(&dir).await?;
+                Ok(WeirLister { calls, tree, dir, ino, cookie: 0 })
             });
             Ok(Box::new(lister.await?) as Box<dyn HomeLister>)
         })
     }
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
-        self.call(|inner| async move {
-            let space = inner
+        self.call(|tree| async move {
+            let space = tree
                 .client
                 .statfs()
                 .await

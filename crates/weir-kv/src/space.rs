@@ -75,7 +75,7 @@ impl Core {
         }
     }
 
-    /// Records the size of the tree's content: of what was removed the file keeps the space.
+    /// Records the size of the tree's content. Its file also keeps the space of removed entries.
     pub(crate) fn note_tree(&self, content_bytes: Option<u64>) {
         // The file may have holes: it has no more than the disk has used.
         let used =

@@ -17,7 +17,7 @@ wire_enum!(
         Note = 1,
         /// Something does not work or soon will not; all data is available and redundant.
         Warning = 2,
-        /// Data is available with reduced redundancy.
+        /// Data is available, and lacks redundancy, or calls wait for it.
         Degraded = 3,
         /// Data is unavailable or lost.
         Critical = 4,

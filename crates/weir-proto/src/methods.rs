@@ -102,7 +102,7 @@ mod tests {
     fn every_method_has_senders_and_is_found_by_its_number() {
         assert!(all().count() > 120);
         for method in all() {
-            assert!(!method.by.is_empty(), "nobody may send {}", method.name);
+            assert!(!method.by.is_empty(), "no role may send {}", method.name);
             assert_eq!(find(method.number), Some(method));
         }
         assert_eq!((find(0), find(399), find(9001)), (None, None, None));

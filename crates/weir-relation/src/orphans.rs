@@ -102,7 +102,7 @@ mod tests {
     fn returned_work_is_checked_again_and_never_assigned_twice() {
         let (one, two) = (SessionId(1), SessionId(2));
         let mut orphans = Orphans::default();
-        assert_eq!(orphans.begin_scan(), None, "nobody died");
+        assert_eq!(orphans.begin_scan(), None, "no writer died");
         orphans.rescan();
         let from = orphans.begin_scan();
         assert!(from.is_some());

@@ -440,7 +440,7 @@ pub async fn wait_for_target(env: &Env, dir: &Path) -> Result<Arc<dyn File>> {
             Err(e) if e.kind == ErrorKind::Exists && env.clock.now() < until => {
                 env.clock.sleep(LOCK_RETRY).await
             }
-            reported => return reported,
+            locked => return locked,
         }
     }
 }

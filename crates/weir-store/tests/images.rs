@@ -410,7 +410,7 @@ impl Peers for Links {
         _: Bytes,
         _: Duration,
     ) -> BoxFuture<'static, Result<weir_rpc::Answered<Bytes>>> {
-        let error = Error::unsupported(format!("{} is reached by everybody here", request.target));
+        let error = Error::unsupported(format!("each node reaches {} here itself", request.target));
         Box::pin(async move { Err(error) })
     }
     fn suspect(

@@ -565,7 +565,7 @@ fn a_fill_replaces_what_is_older_and_nothing_else() {
         // Now a client writes.
         overlay_as(&store, id, 4, 0, b"new").unwrap();
         fill(4, 3).unwrap();
-        assert_eq!(&read(&store, id, 0, CELL_BYTES).1[..3], b"new", "sent again, and taken for what it is");
+        assert_eq!(&read(&store, id, 0, CELL_BYTES).1[..3], b"new", "a repeated fill changes no newer byte");
         overlay_as(&store, id, 6, 3, b"er").unwrap();
         stale(fill(5, 4));
         stale(fill(6, 4));

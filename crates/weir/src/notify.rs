@@ -149,7 +149,7 @@ mod tests {
         manager.status("waits");
         assert_eq!(received(&systemd), "STATUS=waits");
         drop(systemd);
-        manager.status("nobody hears it, and nothing else happens");
+        manager.status("systemd is gone: nothing happens");
     }
 
     #[test]

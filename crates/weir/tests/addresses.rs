@@ -102,7 +102,7 @@ fn roles_meet_over_mixed_loopback_addresses_in_any_order() {
     let storage = ["storage", "--name", "s1", "--dir", &target, "--listen", "tcp:127.0.0.1:0"];
     let finds = ["--coordinator", &absent, "--coordinator", &silent, "--coordinator", &six];
     roles.begin("s1", here(&[&storage[..], &finds].concat()));
-    wait_until("the storage role says for what it waits", PATIENCE, || {
+    wait_until("the storage role logs that it waits", PATIENCE, || {
         roles.log("s1").contains("wait for a coordinator")
     });
     let founds = ["coord", "--new", "--dir", &coord, "--targets", "1", "--scheme", "single"];

@@ -180,7 +180,7 @@ fn a_killed_backup_is_continued_and_harms_no_older_one() {
     killed.wait().unwrap();
     let half = partial().expect("it was killed before its end");
     let mode = fs::metadata(desk.place.join(&half)).unwrap().mode();
-    assert_eq!(mode & 0o777, 0o700, "half a backup is nobody's to read");
+    assert_eq!(mode & 0o777, 0o700, "only root may read half a backup");
     assert_eq!(tree(&first), then);
     // Later changes belong to the next one.
     fs::write(top.join("later"), b"later").unwrap();
@@ -327,5 +327,5 @@ fn movers_make_backups_that_are_due_and_say_when_they_cannot() {
     let warned = text(&set.stderr);
     assert!(set.status.success() && warned.contains("cannot be used from here"), "{warned}");
     let failed = || desk.bench.run_weir(&["report", "data"]).contains("FAILED");
-    wait_until("the failure to be told", PATIENCE, failed);
+    wait_until("the failure is reported", PATIENCE, failed);
 }

@@ -271,7 +271,7 @@ fn check(name: &str, found: &[u8], expected: &Expected, new: bool) {
         let allowed = [expected.bytes.get(at), maybe.get(at)];
         // A new size may show before its bytes.
         let gap = expected.bytes.get(at).is_none() && *byte == 0;
-        assert!(gap || allowed.contains(&Some(byte)), "{name}: a byte at {at} that nobody wrote");
+        assert!(gap || allowed.contains(&Some(byte)), "{name}: a byte at {at} that no write has");
     }
 }
 
@@ -300,7 +300,7 @@ fn die_and_recover(
     cluster.try_up(); // it may die before `weir up` has seen it serve
     cluster.launcher.clear();
     let up = cluster.words_of_up().join(" ");
-    // With more gone than parity stands for nothing is written, so who is left would never come to the point.
+    // With more gone than parity tolerates nothing is written, so the others would never reach the point.
     let enough = names.len().min(LOST_MAX + 1);
     let dead = |cluster: &Cluster| names.iter().filter(|name| cluster.pid(name).is_none()).count();
     let died = |cluster: &Cluster| dead(cluster) >= enough;

@@ -324,7 +324,7 @@ fn a_running_cluster_survives_garbage_and_strangers() {
     ]);
     assert!(printed.contains("belongs to cluster") && printed.contains("hint:"), "{printed}");
 
-    // The same name twice.
+    // A name that another node has.
     let second = tempfile::tempdir().unwrap();
     let (_, printed) = refused(&[
         "storage",

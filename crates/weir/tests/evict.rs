@@ -94,7 +94,7 @@ fn a_program_waiting_for_a_recall_dies_and_pinned_files_stay() {
                 .unwrap()
         };
         let mut child = run(script);
-        wait_until("somebody to wait", AT_ONCE, || {
+        wait_until("a recall is wanted", AT_ONCE, || {
             state(&path)["recalls"].as_array().is_some_and(|r| !r.is_empty())
         });
         assert!(child.try_wait().unwrap().is_none(), "{script} does not wait");

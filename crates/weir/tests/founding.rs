@@ -148,7 +148,7 @@ fn a_role_starts_with_its_own_directory_only() {
     cluster.up();
     files.are_right(5);
 
-    // The same for the coordinator.
+    // The directory of the coordinator.
     assert!(weir(&["down", "--dir", dir.to_str().unwrap()]).status.success());
     fs::rename(&coord, &own_coord).unwrap();
     fs::create_dir(&coord).unwrap();

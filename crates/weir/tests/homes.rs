@@ -126,7 +126,7 @@ fn another_weir_is_a_home() {
     let mut file = File::create(bench.data.join("growing")).unwrap();
     for (n, part) in bytes.chunks(4 << 20).enumerate() {
         file.write_all(part).unwrap();
-        wait_until("some of what was written to be at home", PATIENCE, || {
+        wait_until("written bytes are at home", PATIENCE, || {
             fs::metadata(home.join("growing")).is_ok_and(|m| m.len() >= (n as u64) << 22)
         });
     }

@@ -358,7 +358,7 @@ fn a_directory_that_changes_as_it_is_read_has_an_end() {
         for entry in fs::read_dir(&dir).unwrap() {
             change(&entry.unwrap().path());
             seen += 1;
-            assert!(seen <= FILES, "change {n}: it goes on past what was there");
+            assert!(seen <= FILES, "change {n}: more entries than there were");
         }
         assert_eq!(seen, FILES, "change {n}");
     }

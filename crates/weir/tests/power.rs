@@ -84,7 +84,7 @@ impl Disk {
         for mount in &cluster.mounts {
             shell(&format!("umount -l {}", mount.display()));
         }
-        wait_until("nobody uses the disk", PATIENCE, || {
+        wait_until("no process uses the disk", PATIENCE, || {
             Command::new("umount").arg(self.path()).output().unwrap().status.success()
         });
         self.mount();
@@ -259,7 +259,7 @@ fn a_power_cut_of_an_xfs_disk_loses_nothing_that_was_fsynced() {
     power_cuts("xfs");
 }
 
-/// Whether something of what was acknowledged is gone after a power cut, where no sync reaches the disk.
+/// Whether acknowledged data is gone after a power cut, where no sync reaches the disk.
 fn loses_without_syncs(kind: &str) -> bool {
     let disk = Disk::new(kind);
     // Lost data is waited for like data of a target that is down: not for ten minutes here.

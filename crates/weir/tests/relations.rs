@@ -31,7 +31,7 @@ fn a_growing_file_is_at_home_as_a_prefix_and_names_follow() {
         file.write_all(&bytes[written..written + (6 << 20)]).unwrap();
         written += 6 << 20;
         // Without a sync or a close: it comes by itself.
-        wait_until("some of what was written to be at home", PATIENCE, || {
+        wait_until("written bytes are at home", PATIENCE, || {
             fs::metadata(bench.home.join("growing")).is_ok_and(|m| m.len() + (6 << 20) > written as u64)
         });
         let there = fs::read(bench.home.join("growing")).unwrap();
@@ -330,7 +330,7 @@ fn a_home_is_verified_and_differences_are_repaired() {
     let (_, value) = verify(&[]);
     assert_eq!(named(&value), ["d/flipped", "d/gone", "d/longer", "d/strange", "evicted"], "{value:#}");
 
-    // Nothing of what is in doubt goes.
+    // A file in conflict is not evicted.
     let kept = weir(&["file", "evict", bench.data.join("d/flipped").to_str().unwrap()]);
     assert!(!kept.status.success() && text(&kept.stderr).contains("in conflict"), "{}", text(&kept.stderr));
     let relation = bench.relation();

@@ -23,7 +23,7 @@ fn wait_reported(cluster: &Cluster, severity: &str, about: &str, exit: i32) -> S
     wait_shown(cluster, (severity, about), exit, "")
 }
 
-/// The same with these words in it. A process that dies is silent first: its last thread holds its files.
+/// Waits until a trouble is shown with these words in it. A process that dies is silent first: its last thread holds its files.
 fn wait_shown(cluster: &Cluster, (severity, about): (&str, &str), exit: i32, words: &str) -> String {
     let (mut shown, began) = (None, Instant::now());
     while began.elapsed() < PATIENCE {

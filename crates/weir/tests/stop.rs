@@ -158,7 +158,7 @@ fn a_storage_process_stopped_for_two_seconds_leaves_no_group() {
             drop(stopped);
             progress("writing goes on");
         }
-        assert_eq!(epochs(&cluster), before, "nobody left a group");
+        assert_eq!(epochs(&cluster), before, "no target left its groups");
         let stopped = cluster.stop("storage-4");
         wait_until("its silence is noticed", Duration::from_secs(10), down);
         progress("writing goes on without it");

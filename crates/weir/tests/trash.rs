@@ -85,7 +85,7 @@ fn files_removed_by_mistake_are_restored() {
         text(&output.stderr)
     );
     assert_eq!(fs::read(top.join("d/large")).unwrap(), b"anew");
-    assert_eq!(fs::read(top.join("d/e/small")).unwrap(), b"small", "what is in nobody's way is back");
+    assert_eq!(fs::read(top.join("d/e/small")).unwrap(), b"small", "files whose names are free are restored");
     fs::rename(top.join("d/large"), top.join("d/other")).unwrap();
     let output = restore("d/large");
     assert!(output.status.success(), "{}", text(&output.stderr));

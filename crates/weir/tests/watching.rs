@@ -47,12 +47,14 @@ fn first_of_top(cluster: &Cluster, by: &str) -> String {
     top["rows"][0]["name"].as_str().unwrap_or_default().to_owned()
 }
 
-/// All sentences of `weir why`, from the cause on, with what to do.
+/// All sentences of `weir why`, each with its remedy. On a busy machine others may come before the expected one.
 fn why(cluster: &Cluster, what: &str) -> String {
     let why = json(cluster, &["why", what]);
     let chain = why["chain"].as_array().unwrap().iter();
-    let texts: Vec<&str> = chain.map(|link| link["text"].as_str().unwrap()).collect();
-    format!("{}\nto do: {}", texts.join("\n"), why["to_do"].as_str().unwrap_or_default())
+    let of = |link: &Value, key: &str| link[key].as_str().unwrap().to_owned();
+    let texts: Vec<String> =
+        chain.map(|link| format!("{}\nto do: {}", of(link, "text"), of(link, "action"))).collect();
+    texts.join("\n")
 }
 
 fn wait_why(cluster: &Cluster, what: &str, words: &[&str]) -> String {

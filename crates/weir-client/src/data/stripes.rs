@@ -388,7 +388,7 @@ mod tests {
     fn a_member_is_late_by_the_time_since_its_call_was_sent() {
         let at = |ms: u64| Instant::default() + Duration::from_millis(ms);
         let mut watch = Latecomers::new(4, Duration::from_millis(5));
-        assert_eq!(watch.next([(0, at(1000))].into_iter()), None, "nobody to compare with");
+        assert_eq!(watch.next([(0, at(1000))].into_iter()), None, "no other member to compare with");
         watch.answered = vec![Duration::from_millis(5); 5];
         assert_eq!(watch.next([].into_iter()), None, "the last call waits for its turn");
         let pending = [(4, at(1000)), (5, at(900))];

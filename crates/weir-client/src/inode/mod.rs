@@ -486,7 +486,7 @@ mod tests {
         let inode = Inode::new(InodeId(7), 3);
         let mut st = inode.lock();
         st.apply(&entry(LeaseKind::Write, 1), 2);
-        assert_eq!(st.lease.kind(), LeaseKind::None, "the leader was told that nothing is held");
+        assert_eq!(st.lease.kind(), LeaseKind::None, "this client reported that it holds no lease");
         st.apply(&entry(LeaseKind::Read, 1), 3);
         st.lease.mark_named(4);
         st.apply(&entry(LeaseKind::Write, 1), 3);

@@ -427,7 +427,7 @@ mod tests {
     #[test]
     fn batches_are_in_order_and_of_one_user() {
         let mut log = with_names(4096);
-        assert!(create(&mut log, DIR, 1), "somebody has to begin");
+        assert!(create(&mut log, DIR, 1), "the first create has to start the reports");
         assert!(!create(&mut log, DIR, 1));
         assert!(!create(&mut log, DIR, 2));
         let first = log.next_batch(DIR);
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(numbers(&log.next_batch(DIR)), [1002]);
         log.end_batch(DIR);
         assert!(log.next_batch(DIR).is_empty() && !log.is_urgent(DIR));
-        assert!(create(&mut log, DIR, 1), "all was reported: somebody has to begin again");
+        assert!(create(&mut log, DIR, 1), "all was reported: the next create starts them again");
         (0..300).for_each(|_| assert!(!create(&mut log, DIR, 1)));
         assert!(log.is_urgent(DIR));
         assert_eq!(log.next_batch(DIR).len(), BATCH_FILES_MAX);

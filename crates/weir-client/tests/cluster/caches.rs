@@ -111,7 +111,7 @@ fn no_page_read_is_shorter_than_the_kernels_known_size() {
                     let known_size = *known_size.lock().unwrap();
                     assert!(
                         got.len() >= known_size,
-                        "seed {seed}: {} bytes, {known_size} are known of",
+                        "seed {seed}: {} bytes, less than the known size {known_size}",
                         got.len()
                     );
                     if got.len() == END {
@@ -169,7 +169,7 @@ fn changes_of_one_client_are_visible_to_the_other_at_once() {
         assert!(b.lookup(&cred, ROOT, b"old").await.unwrap().is_some());
         a.unlink(&cred, ROOT, b"old").await.unwrap();
         assert_eq!(b.lookup(&cred, ROOT, b"old").await.unwrap(), None);
-        assert!(!kernel.0.lock().unwrap().is_empty(), "the kernel was told");
+        assert!(!kernel.0.lock().unwrap().is_empty(), "the kernel was notified");
     });
 }
 

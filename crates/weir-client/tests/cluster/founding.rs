@@ -98,7 +98,7 @@ fn a_refounded_namespace_reads_zeros_and_harms_no_old_cells() {
             async { old.create(&root(), InodeId::ROOT, b"stranger", 0o644, true, OpenMode::BOTH).await };
         let served = lab.world().clock().timeout(Duration::from_secs(60), create).await;
         let e = served.expect("it is answered").expect_err("a client of another namespace is served");
-        assert_eq!(e.kind.errno(), 5, "neither served nor told that something does not exist: {e:?}");
+        assert_eq!(e.kind.errno(), 5, "neither served, nor an answer that something does not exist: {e:?}");
         assert!(new.lookup(&root(), InodeId::ROOT, b"stranger").await.unwrap().is_none());
     });
 }

@@ -153,7 +153,11 @@ fn a_write_error_is_also_returned_by_fsync_and_close() {
         };
         assert_eq!(error.kind, ErrorKind::NoSpace);
         let again = a.write(h, at as u64, Bytes::from_static(b"more")).await;
-        assert_eq!(again.unwrap_err().kind, ErrorKind::NoSpace, "until somebody has been told for certain");
+        assert_eq!(
+            again.unwrap_err().kind,
+            ErrorKind::NoSpace,
+            "until a program has certainly got the error"
+        );
         assert_eq!(a.flush(h).await.unwrap_err().kind, ErrorKind::NoSpace, "a close of a copy");
         assert_eq!(a.fsync(h).await.unwrap_err().kind, ErrorKind::NoSpace, "and an fsync behind it");
         lab.world().set_disk_capacity("s1", ENOUGH_BYTES);

@@ -289,7 +289,7 @@ fn a_client_that_shuts_down_leaves_nothing_to_recover() {
         a.shutdown().await.unwrap();
         let ino = b.lookup(&root(), ROOT, b"f").await.unwrap().unwrap().attr.ino;
         let opened = b.open(&root(), ino, OpenMode::READ).await.unwrap();
-        assert!(opened.kernel_cache, "a file to be recovered is cached by nobody");
+        assert!(opened.kernel_cache, "no client caches a file that is to be recovered");
     });
 }
 
@@ -383,7 +383,7 @@ fn a_session_left_at_a_dead_leader_is_closed_at_the_next() {
         close(&leaves, create(&leaves, "f").await).await;
         lab.world().kill("meta");
         leaves.shutdown().await.unwrap();
-        let left = leaves.session_left().expect("nobody has taken its end");
+        let left = leaves.session_left().expect("no leader was up to end its session");
         lab.meta().await;
         let next = lab.client("leaves").await;
         let begun = lab.world().now();
@@ -436,7 +436,7 @@ fn a_rename_whose_answer_is_lost_is_not_done_twice() {
     });
 }
 
-/// One more than parity stands for.
+/// One more than parity tolerates.
 async fn three_targets_die(lab: &Lab, after_us: u64) {
     lab.world().sleep(Duration::from_micros(after_us)).await;
     (0..3).for_each(|n| lab.kill_storage(n));
@@ -448,8 +448,8 @@ async fn three_targets_return(lab: &Lab) {
     lab.all_current().await.unwrap();
 }
 
-/// Some targets have their fragments of a stripe and others, too many, have died: it fails, and cannot be
-/// taken back yet.
+/// Some targets have their fragments of a stripe, and too many others have died: the write fails, and cannot
+/// be undone yet.
 #[test]
 fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     Lab::new(50).run(6, |lab| async move {
@@ -481,7 +481,7 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
                 _ => {
                     let bytes = got.iter().zip(data.iter().zip(again.iter().chain(&data[again.len()..])));
                     let unknown = bytes.enumerate().find(|(_, (got, (a, b)))| ![**a, **b, 0].contains(got));
-                    assert_eq!(unknown, None, "round {round}: bytes that nobody wrote");
+                    assert_eq!(unknown, None, "round {round}: bytes that no write has");
                 }
             }
             failed += u32::from(written.is_err());
@@ -494,7 +494,7 @@ fn a_failed_write_on_some_targets_leaves_no_unreadable_hole() {
     });
 }
 
-/// The same over existing bytes: some targets have the new version as their base, others next to the old one.
+/// Targets die during a write over existing bytes: some have the new version as their base, others next to the old one.
 /// Its writer keeps the file open, or closes it while too few targets are up to settle it.
 #[test]
 fn a_failed_overwrite_reads_the_same_from_any_targets() {
@@ -540,7 +540,7 @@ fn a_failed_overwrite_reads_the_same_from_any_targets() {
                 same(&got, &new);
             }
             let unknown = got.iter().zip(old.iter().zip(&new)).position(|(got, (a, b))| got != a && got != b);
-            assert_eq!((unknown, got.len()), (None, old.len()), "round {round}: bytes that nobody wrote");
+            assert_eq!((unknown, got.len()), (None, old.len()), "round {round}: bytes that no write has");
             for n in [1, 4] {
                 lab.kill_storage(n);
                 let other = lab.client(&format!("without {n} in {round}")).await;
@@ -804,7 +804,8 @@ fn an_abandoned_write_does_not_return_from_a_stalled_disk() {
     }
 }
 
-/// The same of a part of a stripe, which its writer has written once more since.
+/// A write of a part of a stripe hangs in the disks of its targets and fails; its writer repeats it, and only
+/// then the first one arrives.
 #[test]
 fn a_write_that_hung_until_its_abort_is_not_logged() {
     Lab::with(861, "replica:2", 2000).run(2, |lab| async move {

@@ -53,7 +53,7 @@ fn a_counter_under_a_lock_counts_every_step() {
                 for step in 0..12 {
                     assert_eq!(wait(&c, h, step).await.unwrap(), Locked::Granted, "{name}");
                     let n: u64 = read(&c, h).await.unwrap().parse().unwrap();
-                    assert_eq!(n, counted.get(), "{name}: somebody else counts at the same time");
+                    assert_eq!(n, counted.get(), "{name}: another client counts at the same time");
                     lab.world().clock().sleep(Duration::from_millis(300)).await;
                     write(&c, h, &format!("{:010}", n + 1)).await.unwrap();
                     counted.set(n + 1);
@@ -230,7 +230,7 @@ fn a_try_lock_waits_for_the_close_of_the_holder() {
         assert_eq!(a.try_lock(ha, held).await.unwrap(), Locked::Granted);
         let begun = clock.now();
         assert_eq!(b.try_lock(hb, held).await.unwrap(), Locked::Held);
-        assert!(clock.now().since(begun) < Duration::from_millis(20), "nobody closes it");
+        assert!(clock.now().since(begun) < Duration::from_millis(20), "no client closes it");
 
         // A copy of the descriptor is closed: the lock stays.
         a.unlock_owner(ha, process).await.unwrap();

@@ -448,7 +448,7 @@ fn the_front_of_an_open_file_is_evicted_and_recalled() {
         assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "nothing of it is committed: {e}");
         a.fsync(h).await.unwrap();
         let e = b.evict(&root(), ino, 0, u64::MAX).await.unwrap_err();
-        assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "somebody else cannot do it: {e}");
+        assert_eq!(e.kind, ErrorKind::Name(NameRule::Busy), "only its writer may evict it: {e}");
         home.keep(ino, &model);
         let gone = a.evict(&root(), ino, 0, 2 * STRIPE as u64 + 5).await.unwrap();
         assert_eq!(gone.ranges, [ByteRange { from: 0, to: 2 * STRIPE as u64 }]);
@@ -635,7 +635,7 @@ fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
             let scans = Arc::new(Mutex::new(0u64));
             let (counter, at_b) = (scans.clone(), lab.env("b"));
             let pause = Duration::from_micros([10, 100, 1_000, 10_000][seed as usize]);
-            let _scanning = lab.env("b").tasks.spawn("looks", async move {
+            let _scanning = lab.env("b").tasks.spawn("scan", async move {
                 loop {
                     b.getattr(ino).await.unwrap();
                     *counter.lock().unwrap() += 1;
@@ -657,7 +657,7 @@ fn a_writer_under_constant_getattr_goes_on_and_is_evicted() {
                 slowest = slowest.max(env.clock.now().since(begun));
             }
             let scans = *scans.lock().unwrap();
-            let what = format!("seed {seed}: {gone} of 16 evictions, {scans} looks, {slowest:?} at most");
+            let what = format!("seed {seed}: {gone} of 16 evictions, {scans} scans, {slowest:?} at most");
             assert!(gone >= 14 && slowest < Duration::from_millis(200), "{what}");
             assert!(scans >= 2, "{what}");
             let _mover = home.mover(&lab, "mover").await;

@@ -89,7 +89,7 @@ fn more_losses_than_parity_are_an_error_at_once_never_zeros() {
             }
             assert!(errors > 0, "f{n}");
         }
-        assert!(clock.now().since(begun) < Duration::from_secs(5), "nobody is waited for");
+        assert!(clock.now().since(begun) < Duration::from_secs(5), "no call waits for a target that is away");
         let h = create(&b, "refused").await;
         let wrote = b.write(h, 0, Bytes::from(pattern(1, 0, 2 * STRIPE))).await;
         let error = wrote.map(|_| ()).and(b.flush(h).await).unwrap_err();

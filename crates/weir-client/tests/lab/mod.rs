@@ -331,7 +331,7 @@ impl Lab {
     pub async fn meta(&self) {
         self.meta_named("meta").await;
     }
-    /// The same as a node of another name: the namespace's store is at hand there, too.
+    /// Starts the metadata leader as a node of another name: the namespace's store is at hand there, too.
     pub async fn meta_named(&self, name: &str) {
         let env = self.world().node(name);
         let cluster = Cluster::observe(&env, self.observer(name, Role::Meta), PATIENCE).await.unwrap();

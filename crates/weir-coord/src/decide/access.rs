@@ -55,7 +55,7 @@ pub fn audit_volumes(map: &mut ClusterMap, rule: AuditRule) -> Result<String> {
     };
     if map.audits.len() >= RULES_MAX {
         return Err(Error::invalid(format!(
-            "there are {RULES_MAX} rules of what is recorded, which is the most"
+            "there are {RULES_MAX} rules for the audit log, which is the limit"
         )));
     }
     let recorded = format!("{recorded} in volumes {} are recorded", rule.volumes);

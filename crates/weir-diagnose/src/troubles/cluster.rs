@@ -161,7 +161,7 @@ fn nodes(facts: &Facts, in_use: &InUse, found: &mut Found) {
                 let missing: Vec<String> = own.iter().map(|t| missing(t)).collect();
                 let text = format!("{name} is down: {}", missing.join(", "));
                 let action = match facts.was_removed(name) {
-                    true => "its certificate was taken back (`weir node remove`): join it again under a new token, or \
+                    true => "its certificate was revoked (`weir node remove`): join it again under a new token, or \
                              `weir target gone` has other targets take over"
                         .to_owned(),
                     false => format!(

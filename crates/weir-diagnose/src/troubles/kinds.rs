@@ -100,7 +100,7 @@ kinds! {
     "audit-records-lost" Note "security" delays 0: "Records of the audit log were lost"
         raised "more waited than are kept" cleared "the server starts again" act "export audit logs elsewhere in time";
     "groups-lost" Critical "storage" delays 98: "Data is lost"
-        raised "more targets than parity stands for returned without their data" cleared "their disks are put back as they were"
+        raised "more targets than parity tolerates returned without their data" cleared "their disks are put back as they were"
         act "stop these targets and put their disks back; restore the named files from home or a backup";
     "groups-unwritable" Critical "storage" delays 94: "Too few targets of placement groups are usable"
         raised "fewer than K members of a group are current" cleared "enough members are current"

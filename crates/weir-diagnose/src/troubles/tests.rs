@@ -178,7 +178,7 @@ fn each_trouble_is_one_sentence_of_its_severity() {
             },
             Degraded,
             "storage-1",
-            "storage-1 is down: t1 is missing from 1 placement group: its certificate was taken back",
+            "storage-1 is down: t1 is missing from 1 placement group: its certificate was revoked",
         ),
         (
             |w| w.audit = AuditState { waiting: 3, failure: "no space".into(), ..AuditState::default() },
@@ -674,6 +674,41 @@ fn a_volume_below_its_write_floor_is_named_with_it() {
     let mut kept = with_floor(1);
     kept.lose(1);
     assert!(kept.troubles().iter().all(|t| t.code != "volume-below-floor"));
+}
+
+#[test]
+fn the_headline_says_what_is_true_of_the_data() {
+    let headline = |world: &World| state(&world.troubles());
+    assert_eq!(headline(&world()), ("healthy", ""));
+    let with = |change: &dyn Fn(&mut World)| {
+        let mut world = world();
+        change(&mut world);
+        headline(&world)
+    };
+    let reduced = ": data is available with reduced redundancy";
+    let waits = |world: &mut World| {
+        let wait = Wait { what: "namespace main".into(), ms: 5000, calls: 2 };
+        world.waiting.clients = vec![ClientWaiting { client: "mount-1:/m".into(), waits: vec![wait] }];
+    };
+    let mover_dies = |world: &mut World| world.processes[1].lives = false;
+    let loses_and_mutes = |world: &mut World| {
+        world.lose(1);
+        world.mutes = vec![Mute { code: "storage-down".into(), about: String::new(), until_s: NOW_S + 60 }];
+    };
+    assert_eq!(with(&mover_dies), ("warning", ": all data is available and redundant"));
+    assert_eq!(with(&waits), ("degraded", ": all data is redundant, and calls of clients wait"));
+    assert_eq!(with(&|world| world.lose(1)), ("degraded", reduced));
+    let both = |world: &mut World| {
+        world.lose(1);
+        waits(world);
+    };
+    assert_eq!(with(&both), ("degraded", reduced), "the data counts more than the calls");
+    assert_eq!(with(&loses_and_mutes), ("healthy", ""));
+    let muted_and_another = |world: &mut World| {
+        loses_and_mutes(world);
+        mover_dies(world);
+    };
+    assert_eq!(with(&muted_and_another), ("warning", reduced), "a mute restores no redundancy");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! Invariant: at most `DIRTY_BYTES_MAX` per file are in the machine's memory and not being written to home,
 //! and synced bytes are dropped from memory: one long file does not fill a mover's page cache.
 use super::{
-    Shared, fault,
+    directory::Directory,
+    fault,
     place::{fingerprint_of, set_open, statx_fd},
     root::Root,
 };
@@ -38,7 +39,7 @@ pub(super) struct FileWriter {
 }
 
 struct OpenFile {
-    shared: Arc<Shared>,
+    dir: Arc<Directory>,
     root: Arc<Root>,
     path: HomePath,
     fd: OwnedFd,
@@ -55,59 +56,39 @@ struct State {
     exclusive: bool,
 }
 
-impl Shared {
-    pub(super) fn open_write(
-        self: &Arc<Shared>,
+impl FileWriter {
+    pub(super) fn open(
+        dir: &Arc<Directory>,
         lane: &HomeLane,
         path: &HomePath,
         expect: &Expect,
     ) -> Outcome<FileWriter> {
-        let (root, fd, fingerprint) = self.open_expected(path, expect, OFlags::WRONLY)?;
+        let (root, fd, fingerprint) = open_expected(dir, path, expect, OFlags::WRONLY)?;
         let exclusive = matches!(expect, Expect::Unchanged(_));
         let known = exclusive.then_some(fingerprint);
         let state = Mutex::new(State { known, dirty: None, dirty_bytes: 0, exclusive });
-        let open = OpenFile { shared: self.clone(), root, path: path.clone(), fd, state };
+        let open = OpenFile { dir: dir.clone(), root, path: path.clone(), fd, state };
         Ok(FileWriter { lane: lane.clone(), open: Arc::new(open) })
     }
+}
 
-    pub(super) fn open_read(
-        self: &Arc<Shared>,
-        lane: &HomeLane,
-        path: &HomePath,
-        expect: &Expect,
-    ) -> Outcome<FileReader> {
-        let (_, fd, fingerprint) = self.open_expected(path, expect, OFlags::RDONLY)?;
-        // It is read once, for a recall: it should neither stay in this machine's memory nor update the
-        // access time. Both are advice that home may refuse.
-        let _ = rustix::fs::fcntl_setfl(&fd, OFlags::NOATIME);
-        let _ = rustix::fs::fadvise(&fd, 0, None, Advice::Sequential);
-        let open = Arc::new(OpenToRead {
-            path: path.clone(),
-            fd,
-            expect: expect.clone(),
-            fingerprint,
-            buffers: self.buffers.clone(),
-        });
-        Ok(FileReader { lane: lane.clone(), open })
+/// Opens a file of ours, unless it was changed at home.
+fn open_expected(
+    dir: &Directory,
+    path: &HomePath,
+    expect: &Expect,
+    flags: OFlags,
+) -> Outcome<(Arc<Root>, OwnedFd, Fingerprint)> {
+    let root = dir.root()?;
+    let place = root.place_of(path, expect)?;
+    let diverged = |found: Option<&Fingerprint>| Fault::diverged(path, Some(expect.fingerprint()), found);
+    let found = place.fingerprint().map_err(|e| fault("open", path, e))?;
+    if !found.as_ref().is_some_and(|found| expect.admits(found)) {
+        return Err(diverged(found.as_ref()));
     }
-
-    fn open_expected(
-        &self,
-        path: &HomePath,
-        expect: &Expect,
-        flags: OFlags,
-    ) -> Outcome<(Arc<Root>, OwnedFd, Fingerprint)> {
-        let root = self.root()?;
-        let place = self.place_of(&root, path, expect)?;
-        let diverged = |found: Option<&Fingerprint>| Fault::diverged(path, Some(expect.fingerprint()), found);
-        let found = place.fingerprint().map_err(|e| fault("open", path, e))?;
-        if !found.as_ref().is_some_and(|found| expect.admits(found)) {
-            return Err(diverged(found.as_ref()));
-        }
-        let fd = place.open(flags).map_err(|e| fault("open", path, e))?;
-        let opened = fingerprint_of_fd(&fd, path)?; // of the opened file, even if the name has changed since
-        if expect.admits(&opened) { Ok((root, fd, opened)) } else { Err(diverged(Some(&opened))) }
-    }
+    let fd = place.open(flags).map_err(|e| fault("open", path, e))?;
+    let opened = fingerprint_of_fd(&fd, path)?; // of the opened file, even if the name has changed since
+    if expect.admits(&opened) { Ok((root, fd, opened)) } else { Err(diverged(Some(&opened))) }
 }
 
 fn fingerprint_of_fd(fd: impl AsFd, path: &HomePath) -> Outcome<Fingerprint> {
@@ -120,7 +101,7 @@ impl OpenFile {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let done = work(&mut state);
         if let Err(Fault::Unreachable(_)) = done {
-            self.shared.forget_root();
+            self.dir.forget_root();
         }
         done
     }
@@ -190,7 +171,7 @@ impl OpenFile {
     }
 
     fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Fingerprint> {
-        let attrs = self.shared.config.ids.to_home(FileKind::Regular, attrs);
+        let attrs = self.dir.ids().to_home(FileKind::Regular, attrs);
         self.with_state(|state| {
             self.check_known(state)?;
             let failed = |e| fault("finish", &self.path, e);
@@ -286,6 +267,29 @@ struct OpenToRead {
     expect: Expect,
     fingerprint: Fingerprint,
     buffers: BufferPool,
+}
+
+impl FileReader {
+    pub(super) fn open(
+        dir: &Arc<Directory>,
+        lane: &HomeLane,
+        path: &HomePath,
+        expect: &Expect,
+    ) -> Outcome<FileReader> {
+        let (_, fd, fingerprint) = open_expected(dir, path, expect, OFlags::RDONLY)?;
+        // It is read once, for a recall: it should neither stay in this machine's memory nor update the
+        // access time. Both are advice that home may refuse.
+        let _ = rustix::fs::fcntl_setfl(&fd, OFlags::NOATIME);
+        let _ = rustix::fs::fadvise(&fd, 0, None, Advice::Sequential);
+        let open = Arc::new(OpenToRead {
+            path: path.clone(),
+            fd,
+            expect: expect.clone(),
+            fingerprint,
+            buffers: dir.buffers().clone(),
+        });
+        Ok(FileReader { lane: lane.clone(), open })
+    }
 }
 
 impl OpenToRead {

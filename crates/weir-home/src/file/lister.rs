@@ -1,6 +1,10 @@
 //! A directory at home, read once from its beginning to its end: the kernel keeps the position, memory is one
 //! part.
-use super::{Shared, fault, lock, place::Place};
+use super::{
+    directory::{Directory, lock},
+    fault,
+    place::Place,
+};
 use crate::{HomeLane, HomeLister, HomePath, ListEntry, Listing, Outcome, RESERVED};
 use rustix::{
     fd::OwnedFd,
@@ -15,23 +19,23 @@ pub(super) struct FileLister {
 }
 
 struct Open {
-    shared: Arc<Shared>,
+    home: Arc<Directory>,
     path: HomePath,
     /// For looking up its entries.
     fd: OwnedFd,
     dir: Mutex<Dir>,
 }
 
-impl Shared {
-    pub(super) fn read_dir(self: &Arc<Shared>, lane: &HomeLane, path: &HomePath) -> Outcome<FileLister> {
-        let root = self.root()?;
+impl FileLister {
+    pub(super) fn open(home: &Arc<Directory>, lane: &HomeLane, path: &HomePath) -> Outcome<FileLister> {
+        let root = home.root()?;
         let failed = |e| fault("list", path, e);
         let fd = root.dir(path.names()).map_err(failed)?;
         let itself = rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(failed)?;
         let itself = Place { dir: itself, name: b".".to_vec() };
         let opened = itself.open(OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
         let dir = Mutex::new(Dir::new(opened).map_err(failed)?);
-        let open = Arc::new(Open { shared: self.clone(), path: path.clone(), fd, dir });
+        let open = Arc::new(Open { home: home.clone(), path: path.clone(), fd, dir });
         Ok(FileLister { lane: lane.clone(), open })
     }
 }
@@ -39,7 +43,7 @@ impl Shared {
 impl Open {
     fn next(&self, limit: usize) -> Outcome<Listing> {
         let failed = |e| fault("list", &self.path, e);
-        let root = self.shared.root()?;
+        let root = self.home.root()?;
         let mut dir = lock(&self.dir);
         let mut entries = Vec::with_capacity(limit.min(1024));
         while entries.len() < limit.max(1) {
@@ -51,7 +55,7 @@ impl Open {
             let place = Place { dir: rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(failed)?, name };
             // Gone since it was read: treated as absent.
             if let Some(found) = place.stat_entry(&root.keeps).map_err(failed)? {
-                entries.push(ListEntry { name: place.name.into(), found: self.shared.to_here(found) });
+                entries.push(ListEntry { name: place.name.into(), found: self.home.to_here(found) });
             }
         }
         Ok(Listing { entries, end: false })

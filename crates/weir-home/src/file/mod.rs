@@ -1,10 +1,11 @@
 //! `file:///path`: a home in any mounted directory, local or NFS.
 //!
 //! The async shell: each call runs on the home's own threads (`lane.rs`). The calls themselves are in
-//! `names.rs` and `data.rs`, path resolution in `root.rs`, attributes in `place.rs`. In these four files this
-//! crate accesses the machine, by `rustix`: a home is a foreign directory, not one of the node's disks, so it
-//! does not use `weir_env::Disk`.
+//! `names.rs`, `data.rs` and `lister.rs`, the open directory in `directory.rs`, path resolution in `root.rs`,
+//! attributes in `place.rs`. In these files this crate accesses the machine, by `rustix`: a home is a foreign
+//! directory, not one of the node's disks, so it does not use `weir_env::Disk`.
 mod data;
+mod directory;
 mod lister;
 mod names;
 mod place;
@@ -14,19 +15,13 @@ use crate::{
     Attrs, Expect, Fault, Fingerprint, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace,
     HomeWriter, IdMap, LaneLimits, Listing, Make, Outcome, Traits, map_errno,
 };
-use root::Root;
-use rustix::{fs::OFlags, io::Errno};
-use std::{
-    collections::BTreeSet,
-    ops::Range,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-use weir_env::{Actor, BoxFuture, BufferPool, Env};
+use data::{FileReader, FileWriter};
+use directory::Directory;
+use lister::FileLister;
+use rustix::io::Errno;
+use std::{ops::Range, path::PathBuf, sync::Arc};
+use weir_env::{Actor, BoxFuture, Env};
 use weir_proto::{Error, meta::FileKind};
-
-/// If more places than this changed, the whole file system is synced once instead of each one.
-const TOUCHED_MAX: usize = 256;
 
 /// The path of a home directory, and its relation.
 #[derive(Clone, Debug)]
@@ -54,18 +49,7 @@ pub struct FileHome {
     url: String,
     traits: Traits,
     lane: HomeLane,
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    config: FileHomeConfig,
-    buffers: BufferPool,
-    /// Opened on first use, and again after home was unreachable: it may have been mounted again.
-    root: Mutex<Option<Arc<Root>>>,
-    /// Changes that are not known to be durable.
-    touched: Mutex<BTreeSet<HomePath>>,
-    /// Held while settling: a second caller waits for the first one's changes, too.
-    settling: Mutex<()>,
+    dir: Arc<Directory>,
 }
 
 impl FileHome {
@@ -79,17 +63,11 @@ impl FileHome {
             ))));
         }
         let lane = HomeLane::new(env, &url, config.limits).acting_as(config.run_as.clone());
-        let shared = Arc::new(Shared {
-            config,
-            buffers: env.buffers.clone(),
-            root: Mutex::default(),
-            touched: Mutex::default(),
-            settling: Mutex::default(),
-        });
-        let opening = shared.clone();
+        let dir = Arc::new(Directory::new(config, env.buffers.clone()));
+        let opening = dir.clone();
         let traits = lane.run("open", &[], move || Ok(opening.root()?.traits())).await?;
         let traits = Traits { calls_max: lane.calls_max(), ..traits };
-        Ok(FileHome { url, traits, lane, shared })
+        Ok(FileHome { url, traits, lane, dir })
     }
 
     /// Calls that hang beyond their deadline.
@@ -101,13 +79,13 @@ impl FileHome {
         &self,
         doing: &'static str,
         paths: &[&HomePath],
-        work: impl FnOnce(&Arc<Shared>) -> Outcome<T> + Send + 'static,
+        work: impl FnOnce(&Arc<Directory>) -> Outcome<T> + Send + 'static,
     ) -> Outcome<T> {
-        let shared = self.shared.clone();
+        let dir = self.dir.clone();
         let work = move || {
-            let done = work(&shared);
+            let done = work(&dir);
             if let Err(Fault::Unreachable(_)) = done {
-                shared.forget_root();
+                dir.forget_root();
             }
             done
         };
@@ -121,66 +99,6 @@ fn fault(doing: &str, path: &HomePath, errno: Errno) -> Fault {
     Fault::new(kind, path, Error::new(error, format!("{doing} {path} at home: {errno}: {remedy}")))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    fn root(&self) -> Outcome<Arc<Root>> {
-        if let Some(root) = &*lock(&self.root) {
-            return Ok(root.clone());
-        }
-        // Not under the lock: it may hang.
-        let root = Arc::new(Root::open(&self.config)?);
-        *lock(&self.root) = Some(root.clone());
-        Ok(root)
-    }
-
-    /// The next call reopens it, and checks its mark.
-    fn forget_root(&self) {
-        *lock(&self.root) = None;
-    }
-
-    fn touch(&self, path: &HomePath) {
-        let mut touched = lock(&self.touched);
-        if touched.len() <= TOUCHED_MAX {
-            touched.insert(path.clone());
-        }
-    }
-    fn touch_parent(&self, path: &HomePath) {
-        self.touch(&path.parent().unwrap_or_default());
-    }
-
-    fn settle(&self) -> Outcome<()> {
-        let _one_at_a_time = lock(&self.settling);
-        let touched = std::mem::take(&mut *lock(&self.touched));
-        let settled = self.root().and_then(|root| {
-            if touched.len() > TOUCHED_MAX || !touched.iter().all(|path| sync_place(&root, path).is_ok()) {
-                rustix::fs::syncfs(root.fd()).map_err(|e| fault("sync", &HomePath::root(), e))?;
-            }
-            Ok(())
-        });
-        if settled.is_err() {
-            lock(&self.touched).extend(touched);
-        }
-        settled
-    }
-
-    fn space(&self) -> Outcome<HomeSpace> {
-        let root = self.root()?;
-        let fs = rustix::fs::fstatvfs(root.fd())
-            .map_err(|e| fault("ask for the space of", &HomePath::root(), e))?;
-        let bytes = |blocks: u64| blocks.saturating_mul(fs.f_frsize);
-        Ok(HomeSpace { total: bytes(fs.f_blocks), free: bytes(fs.f_bavail) })
-    }
-}
-
-/// Fails for entries that cannot be opened (links, devices) or were moved: then the whole file system is
-/// synced.
-fn sync_place(root: &Root, path: &HomePath) -> rustix::io::Result<()> {
-    rustix::fs::fsync(root.place(path)?.open(OFlags::RDONLY)?)
-}
-
 impl Home for FileHome {
     fn url(&self) -> &str {
         &self.url
@@ -189,7 +107,7 @@ impl Home for FileHome {
         self.traits
     }
     fn lets_through(&self, kind: FileKind) -> bool {
-        self.shared.config.ids.lets_through(kind)
+        self.dir.ids().lets_through(kind)
     }
     fn make<'a>(
         &'a self,
@@ -198,7 +116,7 @@ impl Home for FileHome {
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, what, attrs) = (path.clone(), what.clone(), attrs.clone());
-        Box::pin(async move { self.call("make", &[path], move |s| s.make(&p, &what, &attrs)).await })
+        Box::pin(async move { self.call("make", &[path], move |dir| dir.make(&p, &what, &attrs)).await })
     }
     fn link<'a>(
         &'a self,
@@ -207,11 +125,11 @@ impl Home for FileHome {
         path: &'a HomePath,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (e, x, p) = (existing.clone(), expect.clone(), path.clone());
-        Box::pin(async move { self.call("link", &[existing, path], move |s| s.link(&e, &x, &p)).await })
+        Box::pin(async move { self.call("link", &[existing, path], move |dir| dir.link(&e, &x, &p)).await })
     }
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>> {
         let (p, x) = (path.clone(), expect.clone());
-        Box::pin(async move { self.call("remove", &[path], move |s| s.remove(&p, &x)).await })
+        Box::pin(async move { self.call("remove", &[path], move |dir| dir.remove(&p, &x)).await })
     }
     fn rename<'a>(
         &'a self,
@@ -221,9 +139,9 @@ impl Home for FileHome {
         replaces: Option<&'a Expect>,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (f, x, t, r) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
-        Box::pin(
-            async move { self.call("rename", &[from, to], move |s| s.rename(&f, &x, &t, r.as_ref())).await },
-        )
+        Box::pin(async move {
+            self.call("rename", &[from, to], move |dir| dir.rename(&f, &x, &t, r.as_ref())).await
+        })
     }
     fn exchange<'a>(
         &'a self,
@@ -233,7 +151,9 @@ impl Home for FileHome {
         expect_b: &'a Expect,
     ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (pa, xa, pb, xb) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
-        Box::pin(async move { self.call("exchange", &[a, b], move |s| s.exchange(&pa, &xa, &pb, &xb)).await })
+        Box::pin(
+            async move { self.call("exchange", &[a, b], move |dir| dir.exchange(&pa, &xa, &pb, &xb)).await },
+        )
     }
     fn set_attrs<'a>(
         &'a self,
@@ -242,9 +162,9 @@ impl Home for FileHome {
         attrs: &'a Attrs,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x, attrs) = (path.clone(), expect.clone(), attrs.clone());
-        Box::pin(
-            async move { self.call("set attributes", &[path], move |s| s.set_attrs(&p, &x, &attrs)).await },
-        )
+        Box::pin(async move {
+            self.call("set attributes", &[path], move |dir| dir.set_attrs(&p, &x, &attrs)).await
+        })
     }
     fn resize<'a>(
         &'a self,
@@ -253,10 +173,10 @@ impl Home for FileHome {
         size: u64,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x) = (path.clone(), expect.clone());
-        Box::pin(async move { self.call("resize", &[path], move |s| s.resize(&p, &x, size)).await })
+        Box::pin(async move { self.call("resize", &[path], move |dir| dir.resize(&p, &x, size)).await })
     }
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
-        Box::pin(self.call("settle", &[], |s| s.settle()))
+        Box::pin(self.call("settle", &[], |dir| dir.settle()))
     }
     fn part(&self, offset: u64, bytes_wanted: u64) -> Range<u64> {
         offset..offset.saturating_add(bytes_wanted.max(1))
@@ -268,7 +188,7 @@ impl Home for FileHome {
     ) -> BoxFuture<'a, Outcome<Box<dyn HomeWriter>>> {
         let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
         Box::pin(async move {
-            let writer = self.call("open", &[path], move |s| s.open_write(&lane, &p, &x)).await?;
+            let writer = self.call("open", &[path], move |dir| FileWriter::open(dir, &lane, &p, &x)).await?;
             Ok(Box::new(writer) as Box<dyn HomeWriter>)
         })
     }
@@ -279,13 +199,13 @@ impl Home for FileHome {
     ) -> BoxFuture<'a, Outcome<Box<dyn HomeReader>>> {
         let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
         Box::pin(async move {
-            let reader = self.call("open", &[path], move |s| s.open_read(&lane, &p, &x)).await?;
+            let reader = self.call("open", &[path], move |dir| FileReader::open(dir, &lane, &p, &x)).await?;
             Ok(Box::new(reader) as Box<dyn HomeReader>)
         })
     }
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>> {
         let p = path.clone();
-        Box::pin(async move { self.call("stat", &[path], move |s| s.stat(&p)).await })
+        Box::pin(async move { self.call("stat", &[path], move |dir| dir.stat(&p)).await })
     }
     fn list<'a>(
         &'a self,
@@ -294,16 +214,18 @@ impl Home for FileHome {
         limit: usize,
     ) -> BoxFuture<'a, Outcome<Listing>> {
         let (d, after) = (dir.clone(), after.map(<[u8]>::to_vec));
-        Box::pin(async move { self.call("list", &[], move |s| s.list(&d, after.as_deref(), limit)).await })
+        Box::pin(
+            async move { self.call("list", &[], move |dir| dir.list(&d, after.as_deref(), limit)).await },
+        )
     }
     fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
         let (d, lane) = (dir.clone(), self.lane.clone());
         Box::pin(async move {
-            let lister = self.call("list", &[], move |s| s.read_dir(&lane, &d)).await?;
+            let lister = self.call("list", &[], move |dir| FileLister::open(dir, &lane, &d)).await?;
             Ok(Box::new(lister) as Box<dyn HomeLister>)
         })
     }
     fn space(&self) -> BoxFuture<'_, Outcome<HomeSpace>> {
-        Box::pin(self.call("ask for space", &[], |s| s.space()))
+        Box::pin(self.call("ask for space", &[], |dir| dir.space()))
     }
 }

@@ -5,9 +5,9 @@
 //! nothing use the kernel's flags (`O_EXCL`, `RENAME_NOREPLACE`), so even then a make or a rename loses no
 //! data.
 use super::{
-    Shared, fault,
+    directory::Directory,
+    fault,
     place::{Place, device_of, fingerprint_of, statx},
-    root::Root,
 };
 use crate::{
     Attrs, Expect, Fault, Fingerprint, Found, HomePath, ListEntry, Listing, Make, Outcome, RESERVED,
@@ -20,11 +20,11 @@ use rustix::{
 use std::collections::BTreeSet;
 use weir_proto::meta::FileKind;
 
-impl Shared {
+impl Directory {
     pub(super) fn make(&self, path: &HomePath, what: &Make, attrs: &Attrs) -> Outcome<Fingerprint> {
-        self.config.ids.require(path, what.kind())?;
+        self.ids().require(path, what.kind())?;
         let root = self.root()?;
-        let attrs = self.config.ids.to_home(what.kind(), attrs);
+        let attrs = self.ids().to_home(what.kind(), attrs);
         let failed = |e| fault("make", path, e);
         if path.is_root() {
             return Err(failed(Errno::EXIST));
@@ -58,7 +58,7 @@ impl Shared {
     pub(super) fn link(&self, existing: &HomePath, expect: &Expect, path: &HomePath) -> Outcome<Fingerprint> {
         let root = self.root()?;
         let failed = |e| fault("link", path, e);
-        let from = self.place_of(&root, existing, expect)?;
+        let from = root.place_of(existing, expect)?;
         let to = root.place(path).map_err(failed)?;
         let (found, at_new) = (from.fingerprint().map_err(failed)?, to.fingerprint().map_err(failed)?);
         match decide::link(found.as_ref(), expect, at_new.as_ref()) {
@@ -153,7 +153,7 @@ impl Shared {
     ) -> Outcome<(Fingerprint, Fingerprint)> {
         let root = self.root()?;
         let failed = |e| fault("exchange", a, e);
-        let (at_a, at_b) = (self.place_of(&root, a, expect_a)?, self.place_of(&root, b, expect_b)?);
+        let (at_a, at_b) = (root.place_of(a, expect_a)?, root.place_of(b, expect_b)?);
         let fingerprints = |p: &Place| p.fingerprint().map_err(failed);
         let (found_a, found_b) = (fingerprints(&at_a)?, fingerprints(&at_b)?);
         match decide::exchange(found_a.as_ref(), expect_a, found_b.as_ref(), expect_b) {
@@ -185,9 +185,9 @@ impl Shared {
 
     pub(super) fn set_attrs(&self, path: &HomePath, expect: &Expect, attrs: &Attrs) -> Outcome<Fingerprint> {
         let root = self.root()?;
-        let attrs = self.config.ids.to_home(expect.fingerprint().kind, attrs);
+        let attrs = self.ids().to_home(expect.fingerprint().kind, attrs);
         let failed = |e| fault("set the attributes of", path, e);
-        let place = self.place_of(&root, path, expect)?;
+        let place = root.place_of(path, expect)?;
         if path.is_root() {
             return fingerprint_now(&place, path); // its owner and permissions were decided at home
         }
@@ -204,7 +204,7 @@ impl Shared {
     pub(super) fn resize(&self, path: &HomePath, expect: &Expect, size: u64) -> Outcome<Fingerprint> {
         let root = self.root()?;
         let failed = |e| fault("resize", path, e);
-        let place = self.place_of(&root, path, expect)?;
+        let place = root.place_of(path, expect)?;
         let found = place.fingerprint().map_err(failed)?;
         match decide::resize(found.as_ref(), expect, size) {
             Step::Done => {}
@@ -268,21 +268,6 @@ impl Shared {
             }
         }
         Ok(Listing { entries, end })
-    }
-
-    pub(super) fn to_here(&self, found: Found) -> Found {
-        let attrs = self.config.ids.to_here(found.fingerprint.kind, &found.attrs);
-        Found { attrs, ..found }
-    }
-
-    /// The place of an entry of ours; if a directory above is missing it counts as gone.
-    pub(super) fn place_of(&self, root: &Root, path: &HomePath, expect: &Expect) -> Outcome<Place> {
-        match root.place(path) {
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-                Err(Fault::diverged(path, Some(expect.fingerprint()), None))
-            }
-            place => place.map_err(|e| fault("find", path, e)),
-        }
     }
 }
 

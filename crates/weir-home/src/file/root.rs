@@ -6,7 +6,7 @@
 //! without its mount, or a copy, is not taken for home. If home is only read, no mark is written or required.
 use super::place::{Keeps, Place};
 use super::{FileHomeConfig, fault};
-use crate::{Fault, HomePath, Outcome, RESERVED, Traits};
+use crate::{Expect, Fault, HomePath, Outcome, RESERVED, Traits};
 use rustix::thread::CapabilitySet;
 use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
@@ -110,6 +110,16 @@ impl Root {
         match path.names().split_last() {
             Some((name, above)) => Ok(Place { dir: self.dir(above)?, name: name.to_vec() }),
             None => Ok(Place { dir: self.dir(&[])?, name: b".".to_vec() }),
+        }
+    }
+
+    /// The place of an entry of ours; if a directory above is missing it counts as gone.
+    pub(super) fn place_of(&self, path: &HomePath, expect: &Expect) -> Outcome<Place> {
+        match self.place(path) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                Err(Fault::diverged(path, Some(expect.fingerprint()), None))
+            }
+            place => place.map_err(|e| fault("find", path, e)),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Listings of home: a directory is read there, and its entries are reported to the leader.
-use super::{Done, Relation, Shared, reported};
+use super::assigned::{Done, reported};
+use super::relations::Relation;
 use crate::{Fault, HomePath, ListEntry};
 use bytes::Bytes;
 use weir_proto::meta::FileKind;
@@ -13,31 +14,31 @@ const PAGE: usize = 4096;
 const LISTING_BYTES_MAX: usize = 256 << 10;
 const ENTRY_BYTES: usize = 128;
 
-impl Shared {
-    pub(super) async fn list(&self, relation: &Relation, work: ListWork) {
+impl Relation {
+    pub(super) async fn list(&self, work: ListWork) {
         let read = match work.again {
-            true => self.read_again(relation, &work).await,
-            false => self.read_to_end(relation, &work).await,
+            true => self.read_again(&work).await,
+            false => self.read_to_end(&work).await,
         };
         let outcome = match read {
             Ok(()) => Reported::Done { fingerprint: Bytes::new() },
             Err(reported) => reported,
         };
-        let _ = relation.done.send(Done::List(ListDone { dir: work.dir, outcome })); // ends with this mover
+        self.report(Done::List(ListDone { dir: work.dir, outcome }));
     }
 
-    async fn read_to_end(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Reported> {
+    async fn read_to_end(&self, work: &ListWork) -> std::result::Result<(), Reported> {
         let path = HomePath::parse(&work.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
-        let mut lister = relation.home.read_dir(&path).await.map_err(|f| reported_of_directory(&f))?;
+        let mut lister = self.home.read_dir(&path).await.map_err(|f| reported_of_directory(&f))?;
         let mut left = Vec::new();
         loop {
             let listing = lister.next(HOME_ENTRIES_MAX).await.map_err(|f| reported_of_directory(&f))?;
-            left.extend(self.shown(relation, &path, listing.entries));
+            left.extend(self.shown(&path, listing.entries));
             while !left.is_empty() || listing.end {
                 let rest = left.split_off(fits_a_message(&left));
                 let part = std::mem::replace(&mut left, rest);
                 let end = listing.end && left.is_empty();
-                let reported = self.client.mover().report_listing(relation.id, work.dir, part, end).await;
+                let reported = self.session.client.mover().report_listing(self.id, work.dir, part, end).await;
                 reported.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
@@ -48,14 +49,14 @@ impl Shared {
 
     /// Page by page in the order of the names, so that names missing between two entries are known to be
     /// gone.
-    async fn read_again(&self, relation: &Relation, work: &ListWork) -> std::result::Result<(), Reported> {
+    async fn read_again(&self, work: &ListWork) -> std::result::Result<(), Reported> {
         let path = HomePath::parse(&work.path).map_err(|e| Reported::Refused { why: e.to_string() })?;
         let mut after: Option<Bytes> = None;
         loop {
-            let page = relation.home.list(&path, after.as_deref(), PAGE).await;
+            let page = self.home.list(&path, after.as_deref(), PAGE).await;
             let page = page.map_err(|f| reported_of_directory(&f))?;
             let last = page.entries.last().map(|entry| entry.name.clone());
-            let mut left = self.shown(relation, &path, page.entries);
+            let mut left = self.shown(&path, page.entries);
             // A home that stores names in another form has its own order: then one page is the whole
             // directory, or in order.
             let behind = |entry: &HomeEntry| after.as_ref().is_none_or(|after| entry.name > *after);
@@ -82,7 +83,7 @@ impl Shared {
                 }
                 after = upto.clone().or(after);
                 let again =
-                    self.client.mover().report_relisting(relation.id, work.dir, from, part, upto).await;
+                    self.session.client.mover().report_relisting(self.id, work.dir, from, part, upto).await;
                 again.map_err(|e| refused(&e))?;
                 if end {
                     return Ok(());
@@ -92,6 +93,22 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// The entries of a listing that pass the map.
+    fn shown(&self, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<HomeEntry> {
+        let passes = |entry: &ListEntry| {
+            let passes = self.home.lets_through(entry.found.fingerprint.kind);
+            if !passes {
+                let (home, name) = (self.home.url(), entry.name.escape_ascii());
+                let device = format_args!("{home}: {name} in {dir} is a device and is skipped");
+                if let Some(more) = self.session.env.watch.line("a device is skipped") {
+                    tracing::warn!("{device}: no rule allows devices{more}");
+                }
+            }
+            passes
+        };
+        entries.into_iter().filter(passes).map(home_entry).collect()
     }
 }
 
@@ -112,24 +129,6 @@ fn refused(e: &Error) -> Reported {
     match e.kind {
         ErrorKind::Invalid | ErrorKind::Name(_) => Reported::Refused { why: e.to_string() },
         _ => Reported::Later { why: e.to_string() },
-    }
-}
-
-impl Shared {
-    /// The entries of a listing that pass the map.
-    fn shown(&self, relation: &Relation, dir: &HomePath, entries: Vec<ListEntry>) -> Vec<HomeEntry> {
-        let passes = |entry: &ListEntry| {
-            let passes = relation.home.lets_through(entry.found.fingerprint.kind);
-            if !passes {
-                let (home, name) = (relation.home.url(), entry.name.escape_ascii());
-                let device = format_args!("{home}: {name} in {dir} is a device and is skipped");
-                if let Some(more) = self.env.watch.line("a device is skipped") {
-                    tracing::warn!("{device}: no rule allows devices{more}");
-                }
-            }
-            passes
-        };
-        entries.into_iter().filter(passes).map(home_entry).collect()
     }
 }
 

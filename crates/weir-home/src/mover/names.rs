@@ -1,32 +1,33 @@
 //! Changes of names at home: the leader assigns names that may be changed in parallel, and each is carried
 //! out with the state that is expected there.
-use super::{Done, Relation, Shared, reported};
+use super::assigned::{Done, reported};
+use super::relations::Relation;
 use crate::{Attrs, Expect, Fault, Fingerprint, Home, HomePath, Make, Outcome, Xattr};
 use bytes::Bytes;
 use weir_proto::Wire;
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::relation::{HomeAttrs, NameAction, NameDone, NameWork, Outcome as Reported};
 
-impl Shared {
+impl Relation {
     /// The leader assigns only names that may be changed in parallel.
-    pub(super) async fn names(&self, relation: &Relation, names: Vec<NameWork>) {
+    pub(super) async fn change_names(&self, names: Vec<NameWork>) {
         let calls: Vec<_> = names
             .iter()
             .map(|work| async {
-                let _one = relation.names.pass(1).await;
-                act(&*relation.home, &work.action).await
+                let _one = self.names.pass(1).await;
+                act(&*self.home, &work.action).await
             })
             .collect();
         let outcomes = join_all(calls).await;
         assert_eq!(outcomes.len(), names.len(), "a change of a name at home has no outcome");
-        let settled = relation.home.settle().await;
+        let settled = self.home.settle().await;
         for (work, outcome) in names.iter().zip(outcomes) {
             let outcome = match (outcome, &settled) {
                 (Ok(fingerprint), Ok(())) => Reported::Done { fingerprint },
                 (Err(fault), _) => reported(&fault),
                 (Ok(_), Err(fault)) => reported(fault),
             };
-            let _ = relation.done.send(Done::Name(NameDone { number: work.number, outcome })); // ends with this mover
+            self.report(Done::Name(NameDone { number: work.number, outcome }));
         }
     }
 }

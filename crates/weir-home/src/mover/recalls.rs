@@ -1,5 +1,7 @@
 //! Recalls of evicted bytes: readers wait for them, so nothing else delays them.
-use super::{HomeOf, HomeUse, PAUSES, Shared, WAIT};
+use super::relations::Relations;
+use super::session::Session;
+use super::{HomeOf, HomeUse, PAUSES, WAIT};
 use crate::recall;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -12,22 +14,32 @@ use weir_proto::relation::Direction;
 /// Ranges that are recalled in parallel.
 const RECALLS_AT_ONCE: usize = 8;
 
-impl Shared {
-    /// Recalls evicted bytes until the session ends: readers wait for it, so nothing else delays it.
-    pub(super) async fn recalls(self: &Arc<Self>) {
+#[derive(Clone)]
+pub(super) struct Recalls {
+    session: Arc<Session>,
+    relations: Arc<Relations>,
+}
+
+impl Recalls {
+    pub(super) fn new(session: Arc<Session>, relations: Arc<Relations>) -> Recalls {
+        Recalls { session, relations }
+    }
+
+    /// Until the session ends.
+    pub(super) async fn run(&self) {
         let free = Arc::new(Semaphore::new(RECALLS_AT_ONCE));
-        let mut pauses = Pauses::new(&self.env.rng, PAUSES);
+        let mut pauses = Pauses::new(&self.session.env.rng, PAUSES);
         loop {
             let Ok(first) = free.clone().acquire_owned().await else { return };
             let max = 1 + free.available_permits() as u32;
-            let taken = match self.client.mover().take_recalls(max, WAIT).await {
+            let taken = match self.session.client.mover().take_recalls(max, WAIT).await {
                 Ok(taken) => {
                     pauses.restart();
                     taken
                 }
                 Err(e) => {
                     tracing::debug!("no recalls: {e}");
-                    self.env.clock.sleep(pauses.next_pause()).await;
+                    self.session.env.clock.sleep(pauses.next_pause()).await;
                     continue;
                 }
             };
@@ -35,7 +47,7 @@ impl Shared {
             for recall in taken {
                 let permit = permits.pop().or_else(|| free.clone().try_acquire_owned().ok());
                 let me = self.clone();
-                self.spawn("recall", async move {
+                self.session.spawn("recall", async move {
                     let _one = permit;
                     me.recall_range(recall).await;
                 });
@@ -43,15 +55,15 @@ impl Shared {
         }
     }
 
-    async fn recall_range(self: &Arc<Self>, recall: Recall) {
+    async fn recall_range(&self, recall: Recall) {
         let what = format!("inode {} bytes {} to {}", recall.work.ino, recall.work.from, recall.work.to);
         let done = match self.carry_out(&recall).await {
-            Ok(learned) => self.client.mover().filled(recall, learned).await,
+            Ok(learned) => self.session.client.mover().filled(recall, learned).await,
             Err(failed) => {
-                if let Some(more) = self.env.watch.line("a recall failed") {
+                if let Some(more) = self.session.env.watch.line("a recall failed") {
                     tracing::warn!("{what} could not be recalled: {}{more}", failed.why);
                 }
-                self.client.mover().recall_failed(recall, &failed.why, failed.retry).await
+                self.session.client.mover().recall_failed(recall, &failed.why, failed.retry).await
             }
         };
         if let Err(e) = done {
@@ -59,26 +71,25 @@ impl Shared {
         }
     }
 
-    async fn carry_out(
-        self: &Arc<Self>,
-        recall: &Recall,
-    ) -> std::result::Result<Option<Learned>, recall::Failed> {
-        let (mut before, mut pauses) = (None, Pauses::new(&self.env.rng, PAUSES));
+    async fn carry_out(&self, recall: &Recall) -> Result<Option<Learned>, recall::Failed> {
+        let (mut before, mut pauses) = (None, Pauses::new(&self.session.env.rng, PAUSES));
         loop {
-            let place = self.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
+            let place = self.session.client.where_at_home(recall.work.ino, None).await.map_err(|e| {
                 recall::Failed { why: e.to_string(), retry: e.kind != ErrorKind::NotFound, diverged: false }
             })?;
             let (id, url, ids, by) = (place.relation, place.url.clone(), place.ids.clone(), place.by);
             let only_reads = place.direction == Direction::Mirror;
             let which = HomeOf { holds: HomeUse::Relation(id), url, ids, by, is_new: false, only_reads };
-            let relation = self.relation(id, &which).await?;
-            relation.pace.count(recall.work.to.saturating_sub(recall.work.from), self.env.clock.now());
-            match recall::transfer(&self.client, &*relation.home, &place, recall).await {
+            let relation = self.relations.open(id, &which).await?;
+            relation
+                .pace
+                .count(recall.work.to.saturating_sub(recall.work.from), self.session.env.clock.now());
+            match recall::transfer(&self.session.client, &*relation.home, &place, recall).await {
                 // Another range may have been shipped, or the name changed meanwhile: then the expected
                 // fingerprint has changed, too.
                 Err(failed) if failed.diverged && (place.changing || before.as_ref() != Some(&place)) => {
                     before = Some(place);
-                    self.env.clock.sleep(pauses.next_pause()).await;
+                    self.session.env.clock.sleep(pauses.next_pause()).await;
                 }
                 done => return done,
             }

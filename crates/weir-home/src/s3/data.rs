@@ -5,7 +5,7 @@
 //! at most one part in memory; an upload that the expected fingerprint does not name is aborted, because its
 //! contents are unknown.
 use super::{
-    Inner,
+    bucket::Bucket,
     client::{Ask, Failure},
     key::{FIRST_PART_BYTES, part_at, part_start},
     meta::{Meta, Object, split_upload, with_upload},
@@ -39,7 +39,7 @@ pub(super) struct S3Writer {
 }
 
 struct Open {
-    inner: Arc<Inner>,
+    bucket: Arc<Bucket>,
     path: HomePath,
     key: String,
     /// Held while the file is written: its calls are serialized.
@@ -63,26 +63,26 @@ struct Pending {
     bytes: Vec<Bytes>,
 }
 
-impl Inner {
-    pub(super) fn open_write(
-        self: &Arc<Inner>,
+impl S3Writer {
+    pub(super) fn open(
+        bucket: &Arc<Bucket>,
         lane: &HomeLane,
         path: &HomePath,
         expect: &Expect,
         ids: IdMap,
     ) -> Outcome<S3Writer> {
         let expected = plain(expect);
-        let base = self.expected(path, &expected)?;
-        let key = self.key(path, FileKind::Regular)?;
+        let base = expected_file(bucket, path, &expected)?;
+        let key = bucket.key(path, FileKind::Regular)?;
         let failed = |failure: Failure| failure.fault("open", path);
         let named = split_upload(expect.fingerprint()).1;
-        for upload in self.client.uploads(&key).map_err(failed)? {
+        for upload in bucket.client.uploads(&key).map_err(failed)? {
             if Some(&upload) != named.as_ref() {
-                self.client.abort_upload(&key, &upload).map_err(failed)?;
+                bucket.client.abort_upload(&key, &upload).map_err(failed)?;
             }
         }
         let parts = match &named {
-            Some(upload) => self.client.parts(&key, upload).map_err(failed)?,
+            Some(upload) => bucket.client.parts(&key, upload).map_err(failed)?,
             None => None,
         };
         if named.is_some() && parts.is_none() && base.fingerprint().version == expected.fingerprint().version
@@ -102,57 +102,43 @@ impl Inner {
             parts: parts.unwrap_or_default(),
             pending: None,
         };
-        let open = Open { inner: self.clone(), path: path.clone(), key, state: Mutex::new(state) };
+        let open = Open { bucket: bucket.clone(), path: path.clone(), key, state: Mutex::new(state) };
         Ok(S3Writer { lane: lane.clone(), ids, open: Arc::new(open) })
     }
+}
 
-    fn expected(&self, path: &HomePath, expect: &Expect) -> Outcome<Object> {
-        let found = self.stat_entry(path)?;
-        match found {
-            Some(object) if object.meta.kind == FileKind::Regular && expect.admits(&object.fingerprint()) => {
-                Ok(object)
-            }
-            found => Err(Fault::diverged(
-                path,
-                Some(expect.fingerprint()),
-                found.map(|o| o.fingerprint()).as_ref(),
-            )),
+pub(super) fn resize(
+    bucket: &Arc<Bucket>,
+    lane: &HomeLane,
+    path: &HomePath,
+    expect: &Expect,
+    size: u64,
+) -> Outcome<Fingerprint> {
+    let expected = plain(expect);
+    let found = bucket.stat_entry(path)?.map(|object| object.fingerprint());
+    match crate::decide::resize(found.as_ref(), &expected, size) {
+        crate::decide::Step::Act => {
+            let writer = S3Writer::open(bucket, lane, path, &expected, IdMap::default())?;
+            let attrs = writer.open.with_state(|state| Ok(state.base.meta.attrs.clone()))?;
+            writer.open.finish(size, &attrs)
+        }
+        crate::decide::Step::Done => Ok(found.unwrap_or_else(|| expected.fingerprint().clone())),
+        crate::decide::Step::Refuse => {
+            Err(Fault::diverged(path, Some(expected.fingerprint()), found.as_ref()))
         }
     }
+}
 
-    pub(super) fn resize(
-        self: &Arc<Inner>,
-        lane: &HomeLane,
-        path: &HomePath,
-        expect: &Expect,
-        size: u64,
-    ) -> Outcome<Fingerprint> {
-        let expected = plain(expect);
-        let found = self.stat_entry(path)?.map(|object| object.fingerprint());
-        match crate::decide::resize(found.as_ref(), &expected, size) {
-            crate::decide::Step::Act => {
-                let writer = self.open_write(lane, path, &expected, IdMap::default())?;
-                let attrs = writer.open.with_state(|state| Ok(state.base.meta.attrs.clone()))?;
-                writer.open.finish(size, &attrs)
-            }
-            crate::decide::Step::Done => Ok(found.unwrap_or_else(|| expected.fingerprint().clone())),
-            crate::decide::Step::Refuse => {
-                Err(Fault::diverged(path, Some(expected.fingerprint()), found.as_ref()))
-            }
+/// The object of a file of ours, unless it was changed at home.
+fn expected_file(bucket: &Bucket, path: &HomePath, expect: &Expect) -> Outcome<Object> {
+    let found = bucket.stat_entry(path)?;
+    match found {
+        Some(object) if object.meta.kind == FileKind::Regular && expect.admits(&object.fingerprint()) => {
+            Ok(object)
         }
-    }
-
-    pub(super) fn open_read(
-        self: &Arc<Inner>,
-        lane: &HomeLane,
-        path: &HomePath,
-        expect: &Expect,
-    ) -> Outcome<S3Reader> {
-        let object = self.expected(path, &plain(expect))?;
-        let key = self.key(path, FileKind::Regular)?;
-        let fingerprint = object.fingerprint();
-        let open = OpenToRead { inner: self.clone(), path: path.clone(), key, object, fingerprint };
-        Ok(S3Reader { lane: lane.clone(), open: Arc::new(open) })
+        found => {
+            Err(Fault::diverged(path, Some(expect.fingerprint()), found.map(|o| o.fingerprint()).as_ref()))
+        }
     }
 }
 
@@ -230,7 +216,7 @@ impl Open {
     fn put_part(&self, state: &mut State, number: u16, body: &[Bytes]) -> Outcome<()> {
         assert!(state.upload.is_some(), "a part is sent, and no upload has begun");
         let upload = state.upload.as_deref().unwrap_or_default();
-        let etag = self.inner.client.put_part(&self.key, upload, number, body).map_err(self.failed())?;
+        let etag = self.bucket.client.put_part(&self.key, upload, number, body).map_err(self.failed())?;
         state.parts.insert(number, (etag, body.iter().map(|b| b.len() as u64).sum()));
         Ok(())
     }
@@ -238,7 +224,7 @@ impl Open {
     fn begin(&self, state: &mut State) -> Outcome<()> {
         if state.upload.is_none() {
             let ask = Ask::default().meta(&state.meta)?;
-            state.upload = Some(self.inner.client.begin_upload(&self.key, ask).map_err(self.failed())?);
+            state.upload = Some(self.bucket.client.begin_upload(&self.key, ask).map_err(self.failed())?);
             state.parts.clear();
         }
         Ok(())
@@ -266,7 +252,7 @@ impl Open {
 
     fn base_bytes(&self, state: &State, range: Range<u64>) -> Outcome<Vec<Bytes>> {
         let end = range.end.min(state.base.size).max(range.start);
-        let got = self.inner.client.get(&self.key, &state.base.etag, range.start..end);
+        let got = self.bucket.client.get(&self.key, &state.base.etag, range.start..end);
         let mut bytes = got.map_err(self.failed())?;
         bytes.extend(zeros(range.end - end));
         Ok(bytes)
@@ -298,7 +284,7 @@ impl Open {
         let etags: Vec<String> = state.parts.values().map(|(etag, _)| etag.clone()).collect();
         let upload = state.upload.as_deref().unwrap_or_default();
         self.check_base(state)?;
-        self.inner.client.end_upload(&self.key, upload, &etags).map_err(self.failed())?;
+        self.bucket.client.end_upload(&self.key, upload, &etags).map_err(self.failed())?;
         (state.upload, state.pending) = (None, None);
         state.parts.clear();
         self.check_again(state)
@@ -316,7 +302,7 @@ impl Open {
         }
         let (upload, source) =
             (state.upload.as_deref().unwrap_or_default(), (&*self.key, &*state.base.etag, range.clone()));
-        let etag = self.inner.client.copy_part(&self.key, upload, number, source).map_err(self.failed())?;
+        let etag = self.bucket.client.copy_part(&self.key, upload, number, source).map_err(self.failed())?;
         state.parts.insert(number, (etag, range.end - range.start));
         Ok(())
     }
@@ -330,14 +316,14 @@ impl Open {
             .plain("if-match", format!("\"{}\"", state.base.etag))
             .body(&body);
         self.check_base(state)?;
-        self.inner.client.put(&self.key, ask).map_err(self.failed())?;
+        self.bucket.client.put(&self.key, ask).map_err(self.failed())?;
         state.pending = None;
         self.check_again(state)
     }
 
     /// Checks that no other object was stored there since we opened it.
     fn check_base(&self, state: &State) -> Outcome<()> {
-        let found = self.inner.stat_entry(&self.path)?;
+        let found = self.bucket.stat_entry(&self.path)?;
         if found.as_ref().is_some_and(|found| found.fingerprint() == state.base.fingerprint()) {
             return Ok(());
         }
@@ -346,7 +332,7 @@ impl Open {
     }
 
     fn check_again(&self, state: &mut State) -> Outcome<()> {
-        let found = self.inner.stat_entry(&self.path)?;
+        let found = self.bucket.stat_entry(&self.path)?;
         state.base =
             found.ok_or_else(|| Fault::diverged(&self.path, Some(&state.base.fingerprint()), None))?;
         Ok(())
@@ -371,7 +357,7 @@ impl Open {
                 self.check_base(state)?;
             }
             // An upload keeps the attributes from its creation.
-            let fingerprint = self.inner.set_meta(&self.path, &self.key, &state.base, state.meta.clone())?;
+            let fingerprint = self.bucket.set_meta(&self.path, &self.key, &state.base, state.meta.clone())?;
             self.check_again(state)?;
             Ok(fingerprint)
         })
@@ -413,21 +399,36 @@ pub(super) struct S3Reader {
 }
 
 struct OpenToRead {
-    inner: Arc<Inner>,
+    bucket: Arc<Bucket>,
     path: HomePath,
     key: String,
     object: Object,
     fingerprint: Fingerprint,
 }
 
+impl S3Reader {
+    pub(super) fn open(
+        bucket: &Arc<Bucket>,
+        lane: &HomeLane,
+        path: &HomePath,
+        expect: &Expect,
+    ) -> Outcome<S3Reader> {
+        let object = expected_file(bucket, path, &plain(expect))?;
+        let key = bucket.key(path, FileKind::Regular)?;
+        let fingerprint = object.fingerprint();
+        let open = OpenToRead { bucket: bucket.clone(), path: path.clone(), key, object, fingerprint };
+        Ok(S3Reader { lane: lane.clone(), open: Arc::new(open) })
+    }
+}
+
 impl OpenToRead {
     fn read(&self, offset: u64, len: usize) -> Outcome<Vec<Bytes>> {
         let size = self.object.size;
         let range = offset.min(size)..offset.saturating_add(len as u64).min(size);
-        match self.inner.client.get(&self.key, &self.object.etag, range) {
+        match self.bucket.client.get(&self.key, &self.object.etag, range) {
             // The object was replaced meanwhile.
             Err(failure) if failure.is_condition() || failure.is_missing() => {
-                let found = self.inner.stat_entry(&self.path)?.map(|found| found.fingerprint());
+                let found = self.bucket.stat_entry(&self.path)?.map(|found| found.fingerprint());
                 Err(Fault::diverged(&self.path, Some(&self.fingerprint), found.as_ref()))
             }
             got => got.map_err(|f| f.fault("read", &self.path)),

@@ -1,8 +1,9 @@
 //! `s3://bucket/prefix`: a home in a bucket of S3 or a compatible service.
 //!
 //! The async shell: each call runs on the home's own threads (`lane.rs`), with blocking requests
-//! (`client.rs`). Names are in `names.rs`, bytes in `data.rs`, keys and parts in `key.rs`, attributes in
-//! `meta.rs`.
+//! (`client.rs`). Look-ups are in `bucket.rs`, changes of names in `names.rs`, bytes in `data.rs`, keys and
+//! parts in `key.rs`, attributes in `meta.rs`.
+mod bucket;
 mod client;
 mod data;
 mod key;
@@ -12,12 +13,14 @@ mod names;
 mod xml;
 
 use crate::{
-    Attrs, Expect, Fault, FaultKind, Fingerprint, Found, Home, HomeLane, HomeLister, HomePath, HomeReader,
-    HomeSpace, HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, RESERVED, Traits,
+    Attrs, Expect, Fault, Fingerprint, Found, Home, HomeLane, HomeLister, HomePath, HomeReader, HomeSpace,
+    HomeWriter, IdMap, LaneLimits, ListEntry, Listing, Make, Outcome, Traits,
 };
+use bucket::Bucket;
 use bytes::Bytes;
+use client::Client;
 pub use client::map_status;
-use client::{Ask, Client};
+use data::{S3Reader, S3Writer};
 pub use keys::{KeySource, Lender, Token};
 use std::{fmt, ops::Range, sync::Arc};
 use weir_env::{BoxFuture, Env, Rng};
@@ -65,15 +68,7 @@ pub struct S3Home {
     ids: IdMap,
     rng: Rng,
     lane: HomeLane,
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    client: Client,
-    /// Empty, or with a slash at its end.
-    prefix: String,
-    copy_bytes_max: u64,
-    copy_part_bytes: u64,
+    bucket: Arc<Bucket>,
 }
 
 impl S3Home {
@@ -89,67 +84,29 @@ impl S3Home {
             ))));
         }
         let client = Client::new(&config, env.clock.clone(), env.buffers.clone()).map_err(Fault::Broken)?;
-        let copy_bytes_max = config.copy_bytes_max.clamp(5 << 20, S3HomeConfig::COPY_BYTES_MAX);
-        let inner =
-            Arc::new(Inner { client, prefix, copy_bytes_max, copy_part_bytes: copy_bytes_max.min(GIB) });
+        let bucket = Arc::new(Bucket::new(client, prefix, config.copy_bytes_max));
         let lane = HomeLane::new(env, &url, config.limits);
-        let opening = inner.clone();
+        let opening = bucket.clone();
         let (relation, is_new) = (config.relation, config.is_new);
         let only_reads = config.only_reads;
         let check = move || if only_reads { opening.reach() } else { opening.check_mark(&relation, is_new) };
         lane.run("open", &[], check).await?;
-        Ok(S3Home { url, ids: config.ids, rng: env.rng.clone(), lane, inner })
+        Ok(S3Home { url, ids: config.ids, rng: env.rng.clone(), lane, bucket })
     }
 
     async fn call<T: Send + 'static>(
         &self,
         doing: &'static str,
         paths: &[&HomePath],
-        work: impl FnOnce(&Arc<Inner>) -> Outcome<T> + Send + 'static,
+        work: impl FnOnce(&Arc<Bucket>) -> Outcome<T> + Send + 'static,
     ) -> Outcome<T> {
-        let inner = self.inner.clone();
-        self.lane.run(doing, paths, move || work(&inner)).await
+        let bucket = self.bucket.clone();
+        self.lane.run(doing, paths, move || work(&bucket)).await
     }
 
     fn to_here(&self, found: Found) -> Found {
         let attrs = self.ids.to_here(found.fingerprint.kind, &found.attrs);
         Found { attrs, ..found }
-    }
-}
-
-impl Inner {
-    /// Whether the bucket answers, and may be listed.
-    fn reach(&self) -> Outcome<()> {
-        let listed = self.client.list(&self.prefix, None, false, 1);
-        listed.map(drop).map_err(|f| f.fault("list", &HomePath::root()))
-    }
-    fn check_mark(&self, relation: &str, is_new: bool) -> Outcome<()> {
-        let root = HomePath::root();
-        let key = format!("{}{}", self.prefix, RESERVED.escape_ascii());
-        let wished = format!("weir home 1\nrelation {relation}\n");
-        let found = self.client.head(&key).map_err(|f| f.fault("read the mark in", &root))?;
-        let Some(mark) = found else {
-            if !is_new {
-                return Err(Fault::Unreachable(Error::unavailable(format!(
-                    "there is no mark {key} in the bucket: it is not this relation's home; give the right bucket"
-                ))));
-            }
-            let body = [Bytes::from(wished)];
-            let put = self.client.put(&key, Ask::default().plain("if-none-match", "*").body(&body));
-            return put.map_err(|f| f.fault("leave the mark in", &root));
-        };
-        let text = self.client.get(&key, &mark.etag, 0..mark.size.min(4096));
-        let text = text.map_err(|f| f.fault("read the mark in", &root))?.concat();
-        if text == wished.as_bytes() {
-            return Ok(());
-        }
-        let error = Error::stale(format!(
-            "the bucket is marked as another home ({key} has {:?}, expected {:?}): give the right bucket or prefix, or \
-             remove that object if it is to be ours",
-            String::from_utf8_lossy(&text).trim_end(),
-            wished.trim_end()
-        ));
-        Err(Fault::new(FaultKind::Diverged, &root, error))
     }
 }
 
@@ -163,7 +120,7 @@ impl Home for S3Home {
             exact_times: false,
             xattrs: true,
             xattr_bytes_max: meta::XATTR_BYTES_MAX,
-            path_bytes_max: key::KEY_BYTES_MAX.saturating_sub(self.inner.prefix.len() + 1),
+            path_bytes_max: key::KEY_BYTES_MAX.saturating_sub(self.bucket.prefix().len() + 1),
             acls: true,
             hard_links: false,
             special_files: true,
@@ -190,7 +147,7 @@ impl Home for S3Home {
         let refused = self.ids.require(path, what.kind());
         Box::pin(async move {
             refused?;
-            self.call("make", &[path], move |s| s.make(&p, &what, &attrs, id)).await
+            self.call("make", &[path], move |bucket| bucket.make(&p, &what, &attrs, id)).await
         })
     }
     fn link<'a>(
@@ -206,7 +163,7 @@ impl Home for S3Home {
     }
     fn remove<'a>(&'a self, path: &'a HomePath, expect: &'a Expect) -> BoxFuture<'a, Outcome<()>> {
         let (p, x) = (path.clone(), expect.clone());
-        Box::pin(async move { self.call("remove", &[path], move |s| s.remove(&p, &x)).await })
+        Box::pin(async move { self.call("remove", &[path], move |bucket| bucket.remove(&p, &x)).await })
     }
     fn rename<'a>(
         &'a self,
@@ -216,9 +173,9 @@ impl Home for S3Home {
         replaces: Option<&'a Expect>,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (f, x, t, r) = (from.clone(), expect.clone(), to.clone(), replaces.cloned());
-        Box::pin(
-            async move { self.call("rename", &[from, to], move |s| s.rename(&f, &x, &t, r.as_ref())).await },
-        )
+        Box::pin(async move {
+            self.call("rename", &[from, to], move |bucket| bucket.rename(&f, &x, &t, r.as_ref())).await
+        })
     }
     fn exchange<'a>(
         &'a self,
@@ -228,7 +185,9 @@ impl Home for S3Home {
         expect_b: &'a Expect,
     ) -> BoxFuture<'a, Outcome<(Fingerprint, Fingerprint)>> {
         let (pa, xa, pb, xb) = (a.clone(), expect_a.clone(), b.clone(), expect_b.clone());
-        Box::pin(async move { self.call("exchange", &[a, b], move |s| s.exchange(&pa, &xa, &pb, &xb)).await })
+        Box::pin(async move {
+            self.call("exchange", &[a, b], move |bucket| bucket.exchange(&pa, &xa, &pb, &xb)).await
+        })
     }
     fn set_attrs<'a>(
         &'a self,
@@ -238,9 +197,9 @@ impl Home for S3Home {
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x, attrs) =
             (path.clone(), expect.clone(), self.ids.to_home(expect.fingerprint().kind, attrs));
-        Box::pin(
-            async move { self.call("set attributes", &[path], move |s| s.set_attrs(&p, &x, &attrs)).await },
-        )
+        Box::pin(async move {
+            self.call("set attributes", &[path], move |bucket| bucket.set_attrs(&p, &x, &attrs)).await
+        })
     }
     fn resize<'a>(
         &'a self,
@@ -249,7 +208,9 @@ impl Home for S3Home {
         size: u64,
     ) -> BoxFuture<'a, Outcome<Fingerprint>> {
         let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
-        Box::pin(async move { self.call("resize", &[path], move |s| s.resize(&lane, &p, &x, size)).await })
+        Box::pin(async move {
+            self.call("resize", &[path], move |bucket| data::resize(bucket, &lane, &p, &x, size)).await
+        })
     }
     /// The service's answers are durable.
     fn settle(&self) -> BoxFuture<'_, Outcome<()>> {
@@ -265,7 +226,8 @@ impl Home for S3Home {
     ) -> BoxFuture<'a, Outcome<Box<dyn HomeWriter>>> {
         let (p, x, lane, ids) = (path.clone(), expect.clone(), self.lane.clone(), self.ids.clone());
         Box::pin(async move {
-            let writer = self.call("open", &[path], move |s| s.open_write(&lane, &p, &x, ids)).await?;
+            let writer =
+                self.call("open", &[path], move |bucket| S3Writer::open(bucket, &lane, &p, &x, ids)).await?;
             Ok(Box::new(writer) as Box<dyn HomeWriter>)
         })
     }
@@ -276,14 +238,15 @@ impl Home for S3Home {
     ) -> BoxFuture<'a, Outcome<Box<dyn HomeReader>>> {
         let (p, x, lane) = (path.clone(), expect.clone(), self.lane.clone());
         Box::pin(async move {
-            let reader = self.call("open", &[path], move |s| s.open_read(&lane, &p, &x)).await?;
+            let reader =
+                self.call("open", &[path], move |bucket| S3Reader::open(bucket, &lane, &p, &x)).await?;
             Ok(Box::new(reader) as Box<dyn HomeReader>)
         })
     }
     fn stat<'a>(&'a self, path: &'a HomePath) -> BoxFuture<'a, Outcome<Option<Found>>> {
         let p = path.clone();
         Box::pin(async move {
-            let found = self.call("stat", &[path], move |s| s.stat(&p)).await?;
+            let found = self.call("stat", &[path], move |bucket| bucket.stat(&p)).await?;
             Ok(found.map(|found| self.to_here(found)))
         })
     }
@@ -296,7 +259,7 @@ impl Home for S3Home {
     ) -> BoxFuture<'a, Outcome<Listing>> {
         let (d, after) = (dir.clone(), after.map(<[u8]>::to_vec));
         Box::pin(async move {
-            let names = move |s: &Arc<Inner>| s.names(&d, after.as_deref(), limit.max(1));
+            let names = move |bucket: &Arc<Bucket>| bucket.names(&d, after.as_deref(), limit.max(1));
             let (names, end) = self.call("list", &[], names).await?;
             let mut entries = Vec::with_capacity(names.len());
             for name in names {
@@ -310,7 +273,7 @@ impl Home for S3Home {
     }
     fn read_dir<'a>(&'a self, dir: &'a HomePath) -> BoxFuture<'a, Outcome<Box<dyn HomeLister>>> {
         let (ids, rng, url) = (self.ids.clone(), self.rng.clone(), self.url.clone());
-        let home = S3Home { url, ids, rng, lane: self.lane.clone(), inner: self.inner.clone() };
+        let home = S3Home { url, ids, rng, lane: self.lane.clone(), bucket: self.bucket.clone() };
         let lister = S3Lister { home, dir: dir.clone(), after: None };
         Box::pin(std::future::ready(Ok(Box::new(lister) as Box<dyn HomeLister>)))
     }

@@ -1,5 +1,6 @@
 //! Changes in another Weir: entries are made, linked, renamed and removed there, and get their attributes.
-use super::{Inner, Place, bare, fault, fingerprint_of, root};
+use super::tree::{Place, Tree, bare, fingerprint_of};
+use super::{fault, root};
 use crate::decide::{self, RenameStep, Step};
 use crate::{Attrs, Expect, Fault, Fingerprint, Found, HomePath, Make, Outcome};
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use weir_proto::{Error, ErrorKind, InodeId, NameRule, Result};
 /// Mode bits that a change of owner clears.
 const SET_ID_BITS: u32 = 0o6000;
 
-impl Inner {
+impl Tree {
     /// Sets the attributes that differ, times last.
     pub(super) async fn set(&self, ino: InodeId, found: &Found, wished: &Attrs) -> Result<()> {
         let (client, cred, old) = (&self.client, root(), &found.attrs);
@@ -156,30 +157,35 @@ impl Inner {
 
     pub(super) async fn exchange(
         &self,
-        a: (&HomePath, &Expect),
-        b: (&HomePath, &Expect),
+        a: &HomePath,
+        expect_a: &Expect,
+        b: &HomePath,
+        expect_b: &Expect,
     ) -> Outcome<(Fingerprint, Fingerprint)> {
-        let (at_a, at_b) = (self.old_place(a.0, a.1).await?, self.old_place(b.0, b.1).await?);
+        let (at_a, at_b) = (self.old_place(a, expect_a).await?, self.old_place(b, expect_b).await?);
         let (found_a, found_b) = (at_a.fingerprint(), at_b.fingerprint());
-        match decide::exchange(found_a.as_ref(), a.1, found_b.as_ref(), b.1) {
+        match decide::exchange(found_a.as_ref(), expect_a, found_b.as_ref(), expect_b) {
             Step::Act => {
                 let names = (&at_a.name, &at_b.name);
                 let exchanged = self
                     .client
                     .rename(&root(), at_a.dir, names.0, at_b.dir, names.1, RenameMode::Exchange)
                     .await;
-                exchanged.map_err(|e| fault("exchange", a.0, e))?;
+                exchanged.map_err(|e| fault("exchange", a, e))?;
             }
             Step::Done => {}
             Step::Refuse => {
-                let a_is_ours = found_a.as_ref().is_some_and(|found| a.1.admits(found));
-                let (of, found) = if a_is_ours { (b, found_b) } else { (a, found_a) };
-                return Err(Fault::diverged(of.0, Some(of.1.fingerprint()), found.as_ref()));
+                let a_is_ours = found_a.as_ref().is_some_and(|found| expect_a.admits(found));
+                let (path, expect, found) =
+                    if a_is_ours { (b, expect_b, found_b) } else { (a, expect_a, found_a) };
+                return Err(Fault::diverged(path, Some(expect.fingerprint()), found.as_ref()));
             }
         }
-        let (now_a, now_b) =
-            (self.old_place(a.0, b.1).await?.fingerprint(), self.old_place(b.0, a.1).await?.fingerprint());
-        now_a.zip(now_b).ok_or_else(|| Fault::diverged(a.0, Some(b.1.fingerprint()), None))
+        let (now_a, now_b) = (
+            self.old_place(a, expect_b).await?.fingerprint(),
+            self.old_place(b, expect_a).await?.fingerprint(),
+        );
+        now_a.zip(now_b).ok_or_else(|| Fault::diverged(a, Some(expect_b.fingerprint()), None))
     }
 
     pub(super) async fn set_attrs(

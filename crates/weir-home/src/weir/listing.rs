@@ -1,5 +1,6 @@
 //! Listings of a directory in another Weir, and its entries with their attributes.
-use super::{Calls, Inner, fault, root};
+use super::tree::Tree;
+use super::{Calls, fault, root};
 use crate::{Fault, Found, HomeLister, HomePath, ListEntry, Listing, Outcome, RESERVED};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +11,7 @@ use weir_proto::{ErrorKind, InodeId, Result};
 /// Entries per request.
 const LIST_MAX: u32 = 1024;
 
-impl Inner {
-    fn to_here(&self, found: Found) -> Found {
-        let attrs = self.ids.to_here(found.fingerprint.kind, &found.attrs);
-        Found { attrs, ..found }
-    }
-
+impl Tree {
     pub(super) async fn stat(&self, path: &HomePath) -> Outcome<Option<Found>> {
         let failed = |e| fault("stat", path, e);
         let place = self.place(path).await.map_err(failed)?;
@@ -106,7 +102,7 @@ impl Inner {
 /// A directory there that is being read.
 pub(super) struct WeirLister {
     pub(super) calls: Calls,
-    pub(super) inner: Arc<Inner>,
+    pub(super) tree: Arc<Tree>,
     pub(super) dir: HomePath,
     pub(super) ino: InodeId,
     pub(super) cookie: u64,
@@ -114,10 +110,10 @@ pub(super) struct WeirLister {
 
 impl HomeLister for WeirLister {
     fn next(&mut self, limit: usize) -> BoxFuture<'_, Outcome<Listing>> {
-        let (inner, dir, ino, cookie) = (self.inner.clone(), self.dir.clone(), self.ino, self.cookie);
+        let (tree, dir, ino, cookie) = (self.tree.clone(), self.dir.clone(), self.ino, self.cookie);
         Box::pin(async move {
-            let next = async move { inner.next_of(&dir, ino, cookie, limit).await };
-            let (listing, cookie) = self.calls.run(&self.inner.url, next).await?;
+            let next = async move { tree.next_of(&dir, ino, cookie, limit).await };
+            let (listing, cookie) = self.calls.run(&self.tree.url, next).await?;
             self.cookie = cookie;
             Ok(listing)
         })

@@ -1,7 +1,8 @@
 //! A file of another Weir that the mover has open: writes and reads through a handle of our client there.
 //!
 //! Invariant: a file that another process changed meanwhile is reported as diverged.
-use super::{Calls, Inner, WeirHome, bare, fault, fingerprint_of, root};
+use super::tree::{Tree, bare, fingerprint_of};
+use super::{Calls, WeirHome, fault, root};
 use crate::{Attrs, Expect, Fault, Fingerprint, HomePath, HomeReader, HomeWriter, Outcome};
 use bytes::Bytes;
 use std::ops::Range;
@@ -11,7 +12,7 @@ use weir_env::BoxFuture;
 use weir_proto::meta::FileKind;
 use weir_proto::{Error, InodeId};
 
-impl Inner {
+impl Tree {
     async fn open_expected(
         &self,
         path: &HomePath,
@@ -34,7 +35,7 @@ impl Inner {
 
 /// An open file there; closed when the value is dropped.
 pub(super) struct OpenFile {
-    inner: Arc<Inner>,
+    tree: Arc<Tree>,
     path: HomePath,
     ino: InodeId,
     pub(super) handle: Handle,
@@ -46,8 +47,8 @@ pub(super) struct OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        let (client, handle) = (self.inner.client.clone(), self.handle);
-        self.inner.env.tasks.spawn("close at home", async move {
+        let (client, handle) = (self.tree.client.clone(), self.handle);
+        self.tree.env.tasks.spawn("close at home", async move {
             let _ = client.release(handle).await; // all data that counts was synced, with its errors reported
         });
     }
@@ -62,7 +63,7 @@ impl OpenFile {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
     pub(super) async fn fingerprint_now(&self) -> Outcome<Fingerprint> {
-        self.inner.fingerprint_now(&self.path, self.ino).await
+        self.tree.fingerprint_now(&self.path, self.ino).await
     }
     async fn check_known(&self) -> Outcome<()> {
         let known = self.known().clone();
@@ -80,7 +81,7 @@ impl OpenFile {
         let mut at = offset;
         for mut part in parts {
             while !part.is_empty() {
-                let written = self.inner.client.write(self.handle, at, part.clone()).await;
+                let written = self.tree.client.write(self.handle, at, part.clone()).await;
                 let n = written.map_err(|e| fault("write", &self.path, e))?.min(part.len());
                 if n == 0 {
                     return Err(fault("write", &self.path, Error::io("no byte was taken")));
@@ -95,7 +96,7 @@ impl OpenFile {
     async fn zero(&self, range: Range<u64>) -> Outcome<()> {
         self.check_known().await?;
         let failed = |e| fault("make a hole in", &self.path, e);
-        let (client, size) = (&self.inner.client, self.fingerprint_now().await?.size);
+        let (client, size) = (&self.tree.client, self.fingerprint_now().await?.size);
         let within = range.start..range.end.min(size);
         if !within.is_empty() {
             let len = within.end - within.start;
@@ -109,7 +110,7 @@ impl OpenFile {
     }
 
     async fn sync(&self) -> Outcome<Fingerprint> {
-        self.inner.client.fsync(self.handle).await.map_err(|e| fault("sync", &self.path, e))?;
+        self.tree.client.fsync(self.handle).await.map_err(|e| fault("sync", &self.path, e))?;
         self.remember().await
     }
 
@@ -124,17 +125,17 @@ impl OpenFile {
     async fn finish(&self, size: u64, attrs: &Attrs) -> Outcome<Fingerprint> {
         self.check_known().await?;
         let failed = |e| fault("finish", &self.path, e);
-        let client = &self.inner.client;
+        let client = &self.tree.client;
         if self.fingerprint_now().await?.size != size {
             let set = SetAttrs { size: Some(size), ..SetAttrs::default() };
             client.setattr(&root(), self.ino, Some(self.handle), set).await.map_err(failed)?;
         }
-        let (synced, xattrs) = tokio::join!(client.fsync(self.handle), self.inner.xattrs(self.ino));
+        let (synced, xattrs) = tokio::join!(client.fsync(self.handle), self.tree.xattrs(self.ino));
         synced.map_err(failed)?;
         let stat = client.getattr(self.ino).await.map_err(failed)?;
         let mut found = bare(&stat.attr);
         found.attrs.xattrs = xattrs.map_err(failed)?;
-        self.inner.set(self.ino, &found, attrs).await.map_err(failed)?;
+        self.tree.set(self.ino, &found, attrs).await.map_err(failed)?;
         client.fsync(self.handle).await.map_err(failed)?;
         self.remember().await
     }
@@ -143,12 +144,8 @@ impl OpenFile {
         let failed = |e| fault("read", &self.path, e);
         let (mut parts, mut done) = (Vec::new(), 0);
         while done < len {
-            let got = self
-                .inner
-                .client
-                .read(self.handle, offset + done as u64, len - done)
-                .await
-                .map_err(failed)?;
+            let got =
+                self.tree.client.read(self.handle, offset + done as u64, len - done).await.map_err(failed)?;
             let n: usize = got.iter().map(Bytes::len).sum();
             if n == 0 {
                 break;
@@ -165,7 +162,7 @@ impl OpenFile {
 
     async fn data_from(&self, offset: u64) -> Outcome<Option<Range<u64>>> {
         let failed = |e| fault("find holes in", &self.path, e);
-        let client = &self.inner.client;
+        let client = &self.tree.client;
         let Some(start) = client.seek_data(self.handle, offset).await.map_err(failed)? else {
             return Ok(None);
         };
@@ -186,7 +183,7 @@ impl Open {
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
-        self.calls.run(&self.file.inner.url, work(self.file.clone()))
+        self.calls.run(&self.file.tree.url, work(self.file.clone()))
     }
 }
 
@@ -201,7 +198,7 @@ impl HomeWriter for Open {
         self.call(|file| async move { file.sync().await })
     }
     fn finish<'a>(&'a self, size: u64, attrs: &'a Attrs) -> BoxFuture<'a, Outcome<Fingerprint>> {
-        let attrs = self.file.inner.ids.to_home(FileKind::Regular, attrs);
+        let attrs = self.file.tree.ids.to_home(FileKind::Regular, attrs);
         self.call(move |file| async move { file.finish(size, &attrs).await })
     }
 }
@@ -221,12 +218,12 @@ impl HomeReader for Open {
 impl WeirHome {
     pub(super) async fn open_file(&self, path: &HomePath, expect: &Expect, mode: OpenMode) -> Outcome<Open> {
         let (path, expect, calls) = (path.clone(), expect.clone(), self.calls.clone());
-        let file = self.call(move |inner| async move {
-            let (handle, opened) = inner.open_expected(&path, &expect, mode).await?;
+        let file = self.call(move |tree| async move {
+            let (handle, opened) = tree.open_expected(&path, &expect, mode).await?;
             let ino = OpenFile::ino_of(&Expect::Ours(opened.clone()));
             let is_alone = mode.write && matches!(expect, Expect::Unchanged(_));
             let known = Mutex::new(is_alone.then(|| opened.clone()));
-            Ok(OpenFile { inner, path, ino, handle, expect, opened, known })
+            Ok(OpenFile { tree, path, ino, handle, expect, opened, known })
         });
         Ok(Open { calls, file: Arc::new(file.await?) })
     }

@@ -47,7 +47,7 @@ fn shared_locks_go_together_and_exclusive_ones_alone() {
     let flock = Holder { session: SessionId(3), owner: LockOwner { space: LockSpace::Flock, id: 1 } };
     assert_eq!(outcome(&mut t, wish(F, flock, 0, LOCK_END, Exclusive), 0), LockOutcome::Granted);
     assert_eq!(outcome(&mut t, wish(G, holder(3, 1), 0, 9, Exclusive), 0), LockOutcome::Granted);
-    // The same number in another session is another owner.
+    // An owner's number counts within its session: in another one it is another owner.
     assert_eq!(outcome(&mut t, wish(G, holder(4, 1), 0, 9, Exclusive), 0), LockOutcome::Held);
 }
 
@@ -193,7 +193,7 @@ fn a_session_has_only_so_many_locks() {
     assert_eq!(outcome(&mut t, one_more, 0), LockOutcome::Granted);
 }
 
-/// The same with one entry per byte, and waits retried from the start after every change.
+/// A lock table with one entry per byte, which retries all waits from the start after every change.
 #[derive(Default)]
 struct Model {
     bytes: BTreeMap<(InodeId, u64), BTreeMap<Holder, LockKind>>,

@@ -354,7 +354,7 @@ fn names_and_numbers_survive_a_restart_of_the_leader() {
             append_token: false,
         };
         let resumed = a.resume(vec![held_dir, of_file(ino(0)), of_file(ino(1))]).await.unwrap();
-        assert_eq!(resumed.lost, [ino(1)], "only what was never told of is not there");
+        assert_eq!(resumed.lost, [ino(1)], "only the create that was never reported is lost");
         let closed = vec![LocalCreate { open_write: 0, ..batch.creates[0].clone() }];
         a.call(&CreateMany { creates: closed, ..batch }).await.unwrap();
         create_many(&a, dir, vec![local_create(&a, ino(1), "untold")]).await.unwrap();

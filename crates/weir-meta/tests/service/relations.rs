@@ -912,7 +912,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         let mtime = Time { nanos: 1_500_000_000_000_000_123 };
         assert_eq!((a.kind, a.mode, a.uid, a.gid, a.mtime), (FileKind::Directory, 0o751, 5, 6, mtime));
         let names: Vec<String> = list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect();
-        assert_eq!(names, ["a", "f", "e", "g"], "in pieces, told twice, and nothing after the end");
+        assert_eq!(names, ["a", "f", "e", "g"], "in parts, each reported twice, and nothing after the end");
         let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
         assert_eq!((f.size, f.evicted, f.nlink, f.mtime), (10, 10, 2, mtime));
         assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, f.ino);
@@ -1016,7 +1016,7 @@ fn a_mirror_is_as_home_is_reported_and_read_only() {
             entries: entries.to_vec(),
             upto: upto.map(b),
         };
-        // The same again, also in parts: nothing changes.
+        // A listing that is reported again, also in parts, changes nothing.
         mover.call(&report("", &entries, None)).await.unwrap();
         mover.call(&report("", &entries[..1], Some("d"))).await.unwrap();
         mover.call(&report("d", &entries[1..], None)).await.unwrap();
@@ -1138,7 +1138,7 @@ fn directories_of_a_mirror_are_read_again() {
         assert_eq!(list(&user, ROOT).await.len(), 1);
         assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "it was read a moment ago");
         user.env.clock.sleep(std::time::Duration::from_secs(5)).await;
-        assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "nobody looks");
+        assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "no client reads it");
         assert_eq!(list(&user, ROOT).await.len(), 1);
         let again = ListWork { dir: ROOT, path: Bytes::new(), again: true };
         let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
@@ -1184,7 +1184,7 @@ fn a_relation_is_removed_step_by_step_to_its_end() {
         let all = RelationList { session: user.session, volume: None };
         assert_eq!(user.call(&all).await.unwrap().relations, []);
         assert!(user.call(&change(user.op())).await.is_err(), "it is none any more");
-        // The same home again is another relation, also if parts of the first one are left.
+        // A home that is added again is another relation, also if parts of the first one are left.
         let again = user.call(&add(user.op())).await.unwrap().id;
         assert_ne!(again, relation);
         let deadline = user.env.clock.now() + PATIENCE;

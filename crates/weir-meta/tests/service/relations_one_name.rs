@@ -90,7 +90,7 @@ impl Bench {
         let does = |extent: Option<&ExtentWork>| extent.is_none_or(|work| work.finish.is_none());
         assert!(self.ship_some(mover, world, || true, does).await, "there was nothing to do");
     }
-    /// The same of names alone.
+    /// A mover changes all names that it is given, sends no pieces of files, and dies.
     async fn names_half_way(&mut self, mover: &mut Client, world: &World) {
         self.settle(world).await;
         let does = |extent: Option<&ExtentWork>| extent.is_none();

@@ -147,7 +147,7 @@ mod tests {
             (whole, [Current, Down, Current], 2, "", false),
             (whole, [Current, Down, Current], 2, "s2", false),
             (whole, [Down, Down, Current], 3, "s1", false),
-            // It left and returned between two looks.
+            // It left and returned between two checks.
             (whole, whole, 3, "s1", true),
             (whole, whole, 3, "", false),
             ([Current, Down, Current], [Current, Behind, Current], 2, "", true),

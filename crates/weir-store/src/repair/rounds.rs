@@ -1,5 +1,5 @@
-//! Which of a target's groups are repaired when: several in parallel, also places that come meanwhile, with a
-//! report to the coordinator of each that is done. How a group is repaired is in `repair.rs`.
+//! The order in which a target's groups are repaired: several in parallel, new places included, each with a
+//! report to the coordinator. How a group is repaired is in `repair.rs`.
 use super::Repair;
 use crate::membership::Acting;
 use crate::peers::join_all;
@@ -14,7 +14,7 @@ use weir_proto::{Epoch, ErrorKind, PgId};
 /// bytes.
 const GROUPS_AT_ONCE: usize = 8;
 
-/// Between two attempts at a group, and for how long a worker waits for a place that comes.
+/// Between two attempts at a group, and the time that a worker without work waits for a new place.
 const AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// Pause of a worker when the coordinator is away.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -95,7 +95,7 @@ impl Repair {
     }
 
     /// Repairs one group after the other until none is left. A failure in one group does not stop the others.
-    /// While another worker works, a worker without work waits for places that come.
+    /// While another worker works, one without work waits for new places.
     async fn repair_worker(&self, round: &Round) {
         loop {
             let version = self.members.map().version;

@@ -193,7 +193,7 @@ impl World {
         }
         *map = Arc::new(next);
     }
-    /// The same, and the coordinator does not learn of it.
+    /// A dead target returns with what a copy of it has, and the coordinator does not learn of it.
     pub async fn put_back(self: &Arc<World>, id: TargetId, copy: &Copy) {
         self.nodes.lock().unwrap().remove(&id);
         let (dir, kv) = &self.disks[id.0 as usize];
@@ -573,7 +573,7 @@ impl Peers for Links {
         _: Bytes,
         _: Duration,
     ) -> BoxFuture<'static, Result<weir_rpc::Answered<Bytes>>> {
-        let error = Error::unsupported(format!("{} is reached by everybody here", request.target));
+        let error = Error::unsupported(format!("each node reaches {} here itself", request.target));
         Box::pin(async move { Err(error) })
     }
     fn suspect(

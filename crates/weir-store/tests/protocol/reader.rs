@@ -26,7 +26,7 @@ pub fn decode(rules: &Rules, s: &State, from: &[usize], wanted: usize) -> Option
     decode_version(rules, s, from, wanted, None)
 }
 
-/// The same, at a version that may be committed nowhere yet.
+/// The cell at this version, which may be committed nowhere yet.
 pub fn decode_version(
     rules: &Rules,
     s: &State,

@@ -53,7 +53,7 @@ pub enum Shortcut {
     /// A client that decides about a dead writer's stripe is not stopped when another one begins to. (Found
     /// here.)
     DecidedByTwo,
-    /// The same for an overlay: members that logged it under an earlier epoch do not learn which members went
+    /// Members that logged an overlay under an earlier epoch do not learn which members went
     /// missing since. (Found here.)
     MissingNotReported,
     /// A seal's version is above any that it sees, also a writer's. (Found here.)

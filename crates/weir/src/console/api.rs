@@ -8,7 +8,7 @@ use weir_admin::users;
 use weir_coord::decide::file_space;
 use weir_coord::{Cluster, Collected};
 use weir_diagnose::Health;
-use weir_diagnose::troubles::{HomesHere, Trouble, state, worst};
+use weir_diagnose::troubles::{HomesHere, Trouble, state};
 use weir_diagnose::waits::{self, sorted};
 use weir_diagnose::work::{self, By, Names, lines_of};
 use weir_proto::Result;
@@ -38,7 +38,7 @@ pub fn status(snapshot: &Snapshot) -> Value {
     };
     let status = &facts.status;
     let health = Health::of_used(status, &facts.in_use());
-    let (word, meaning) = state(worst(&snapshot.troubles));
+    let (word, meaning) = state(&snapshot.troubles);
     let map = &status.map;
     let space = file_space(map, &status.targets, None, None);
     let answers = |name: &str| snapshot.meters.iter().find(|g| g.name == name).map(|g| g.reply.is_ok());

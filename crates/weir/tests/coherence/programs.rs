@@ -112,8 +112,8 @@ fn swmr(seconds: u64) {
         let output: Vec<&str> = output.split_whitespace().collect();
         let [seen, polls, median, most, lag, late, poll, read] = output[..] else { panic!("{output:?}") };
         eprintln!(
-            "{seen} seen in {polls} looks; lag {median} s (median), {most} s (99 %), at most {lag} s; {late} above 1 s; \
-             slowest look {poll} s, slowest read of a frame {read} s"
+            "{seen} seen in {polls} polls; lag {median} s (median), {most} s (99 %), at most {lag} s; {late} above 1 s; \
+             slowest poll {poll} s, slowest read of a frame {read} s"
         );
         assert_eq!(seen.parse(), Ok(written));
     }

@@ -90,12 +90,12 @@ impl Bench {
         }
         panic!("the relation is not {state}: {last:#}\n{}", self.cluster.logs());
     }
-    /// Everything there is below a directory, as it matters. Looks again where something goes while it looks.
+    /// All entries below a directory with what homes keep of them. Tries again if one is removed meanwhile.
     pub fn tree(root: &Path) -> BTreeMap<PathBuf, String> {
         let mut tries = (0..100).map(|_| Bench::try_tree(root));
         let gone =
             |tree: &std::io::Result<_>| matches!(tree, Err(e) if e.kind() == std::io::ErrorKind::NotFound);
-        tries.find(|tree| !gone(tree)).expect("it keeps still for once").unwrap()
+        tries.find(|tree| !gone(tree)).expect("entries are removed all the time").unwrap()
     }
     pub fn try_tree(root: &Path) -> std::io::Result<BTreeMap<PathBuf, String>> {
         let (mut tree, mut queue) = (BTreeMap::new(), vec![root.to_path_buf()]);

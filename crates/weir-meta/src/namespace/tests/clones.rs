@@ -13,7 +13,7 @@ const PLACES: [&str; 4] = ["a", "b", "c", "d"];
 /// The visible state of one inode: kind, mode, owner, size, attributes, inline bytes, stripes.
 type Thing = (FileKind, u32, u32, u64, Vec<(Vec<u8>, Vec<u8>)>, Option<Vec<u8>>, Vec<u64>);
 type Tree = BTreeMap<String, Thing>;
-/// The same, with the inode that it is a former state of.
+/// The entries of a snapshot: each with the inode of which it is a former state.
 type Then = BTreeMap<String, (InodeId, Thing)>;
 type Cells = BTreeMap<(InodeId, u64), u64>;
 /// Data on targets, and data at home.

@@ -8,7 +8,7 @@ use weir_diagnose::work::By;
 pub const STATUS_EXITS: &str = "\
 Exit status:
   0  healthy
-  1  degraded (data is available with reduced redundancy), or a warning (a dead mover or mount, a missing home, a full volume, …)
+  1  degraded (reduced redundancy, or calls that wait), or a warning (a dead mover or mount, a missing home, a full volume, …)
   2  critical: data is unavailable or lost
   3 and more: the cluster was not asked (8: the coordinator does not answer)";
 

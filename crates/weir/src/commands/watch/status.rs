@@ -126,7 +126,7 @@ impl Report {
     }
 
     fn state(&self) -> (&'static str, &'static str) {
-        state(self.worst())
+        state(&self.troubles)
     }
 
     /// The space for files, without redundancy, as programs see it.
