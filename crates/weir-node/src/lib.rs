@@ -6,6 +6,7 @@
 mod audit;
 mod audit_files;
 mod audited;
+pub mod condition;
 mod coord;
 mod exports;
 mod gate;
