@@ -1,3 +1,3 @@
-//! See `src/targets.rs`.
+//! See `crates/weir-decoders`.
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weir_fuzz::run("config", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weir_decoders::run("config", bytes));

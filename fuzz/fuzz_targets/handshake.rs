@@ -1,3 +1,3 @@
-//! See `src/targets.rs`.
+//! See `crates/weir-decoders`.
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weir_fuzz::run("handshake", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| weir_decoders::run("handshake", bytes));

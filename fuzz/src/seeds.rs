@@ -2,7 +2,7 @@
 use std::{fs, io, path::Path};
 
 fn main() -> io::Result<()> {
-    for target in weir_fuzz::targets::TARGETS {
+    for target in weir_decoders::TARGETS {
         let dir = Path::new("corpus").join(target.name);
         fs::create_dir_all(&dir)?;
         for (n, seed) in (target.seeds)().iter().enumerate() {

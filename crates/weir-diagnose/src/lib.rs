@@ -11,6 +11,7 @@ pub mod health;
 pub mod machine;
 pub mod names;
 pub mod quantity;
+pub mod spreads;
 pub mod troubles;
 pub mod waits;
 pub mod why;

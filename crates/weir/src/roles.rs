@@ -3,7 +3,6 @@
 use crate::log;
 use crate::machine;
 use crate::notify::{self, Manager};
-use crate::reporting::{self, Reporter};
 use args::{MetaRole, RoleArgs, StorageRole};
 use mover::MOVER_MEMORY_BYTES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -24,6 +23,7 @@ use weir_env::real::{RealConfig, env_with};
 use weir_env::{Addr, Env};
 use weir_kv::EngineConfig;
 use weir_meta::export::Totals;
+use weir_node::condition::{self, Reporter};
 use weir_node::{
     Failed, MetaPlace, Site, Step, StoragePlace, import_namespace, keep_history, start_meta, start_storage,
 };
@@ -205,7 +205,7 @@ impl Node {
             Some(door) => std::fs::set_permissions(door, std::fs::Permissions::from_mode(0o666))
                 .map_err(|e| Error::from_io(format_args!("open {}", door.display()), &e)),
         };
-        Site { observer, listen, listens: Arc::new(listens), patience: SERVERS_PATIENCE }
+        Site { observer, listen, listens: Arc::new(listens), front: None, patience: SERVERS_PATIENCE }
     }
     /// Serves this machine's users, if configured. Without that the mount works all the same.
     async fn relay(&self, cluster: Cluster, namespace: &str) -> Outcome<Option<Server>> {
@@ -391,14 +391,15 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
         engine: EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() },
         kept_for_copies: KEPT_FOR_COPIES,
         gone: Arc::new(is_gone),
+        at_home: Arc::new(weir_meta::at_home),
     };
     node.check_listens()?;
     node.keep_certificate(Role::Meta)?;
-    let inspect = reporting::of_directory(&node.env, &node.config.node.host, place.dir.clone());
+    let inspect = condition::of_directory(&node.env, &node.config.node.host, place.dir.clone());
     let meta = start_meta(&node.env, &node.site(node.observer(Role::Meta)?), place).await;
     let meta = meta.map_err(not_started)?;
     node.ready(&shown(&meta.server))?;
-    let inspect = reporting::of_metadata(inspect, &node.config.node.name, meta.space());
+    let inspect = condition::of_metadata(inspect, &node.config.node.name, meta.space());
     let reporter = Reporter::start(&node.env, meta.cluster(), inspect);
     let ended = tokio::select! {
         biased;
@@ -467,7 +468,7 @@ async fn run_storage(node: Node, known: Option<PathBuf>) -> Outcome<()> {
     let storage = storage.map_err(not_started)?;
     node.ready(&shown(&storage.server))?;
     let own = &node.config.node;
-    let inspect = reporting::of_storage(&node.env, &own.host, &own.name, storage.node());
+    let inspect = condition::of_storage(&node.env, &own.host, &own.name, storage.node());
     let reporter = Reporter::start(&node.env, storage.cluster(), inspect);
     let work = node.env.tasks.spawn("storage work", storage.work());
     stop_signal().await?;

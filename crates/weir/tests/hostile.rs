@@ -11,15 +11,8 @@
     reason = "tests are users of the operating system"
 )]
 mod common;
-#[allow(dead_code, reason = "part of it is for other tests")]
-#[path = "../../weir-proto/tests/common/dice.rs"]
-mod dice;
-#[macro_use]
-#[path = "../../weir-proto/tests/common/list.rs"]
-mod list;
 
 use common::{Cluster, OnPanic, can_mount, pattern, wait_until};
-use dice::Dice;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
@@ -27,14 +20,12 @@ use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use weir_decoders::{Dice, for_every_message};
 use weir_proto::checksum::crc32c;
 use weir_proto::frame::{FrameKind, HEADER_BYTES, Header, Hello};
 use weir_proto::map::Role;
 use weir_proto::{Reader, Request, Wire};
-use weir_proto::{
-    access, backup, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
-    local_creates, lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
-};
+use weir_proto::{coord, map, methods, version};
 
 /// The memory that a server may hold more after it all: its caches and the allocator's leftovers.
 const GROWTH_MIB_MAX: u64 = 96;

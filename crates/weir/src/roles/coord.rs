@@ -4,7 +4,6 @@ use super::{
     Environment, LEAVE_PATIENCE, Node, SERVER_BUFFERS_BYTES, configure, coord_events, is_beyond, not_started,
     run, shown, stop_signal,
 };
-use crate::reporting;
 use std::time::Duration;
 use weir_admin::certificate;
 use weir_admin::config::{self, Text};
@@ -12,7 +11,7 @@ use weir_admin::failure::Outcome;
 use weir_coord::etcd::{Etcd, StorePlace};
 use weir_coord::standbys::Standbys;
 use weir_coord::{CoordConfig, Observer};
-use weir_node::{start_coord, start_shared_coord};
+use weir_node::{condition, start_coord, start_shared_coord};
 use weir_proto::condition::REPORT_EVERY_MS;
 use weir_proto::map::Role;
 
@@ -77,14 +76,14 @@ async fn run_coord(node: Node, new: bool) -> Outcome<()> {
         started = starting => started?,
     };
     node.ready(&shown(&coord.server))?;
-    let inspect = reporting::of_directory(&node.env, &node.config.node.host, dir.clone());
+    let inspect = condition::of_directory(&node.env, &node.config.node.host, dir.clone());
     let reporting_loop = async {
         let mut standbys = Standbys::default();
         let name = &node.config.node.name;
         loop {
-            let mut condition = reporting::of_coordinator(&inspect, etcd.as_deref()).await;
+            let mut condition = condition::of_coordinator(&inspect, etcd.as_deref()).await;
             if let Some(etcd) = etcd.clone() {
-                condition.troubles.extend(reporting::standbys(&node.env, &mut standbys, etcd, name).await);
+                condition.troubles.extend(condition::standbys(&node.env, &mut standbys, etcd, name).await);
             }
             coord.report(name, condition);
             node.env.clock.sleep(Duration::from_millis(REPORT_EVERY_MS)).await;

@@ -6,7 +6,7 @@ use super::{
     use_place,
 };
 use crate::helper::MountWords;
-use crate::reporting::{self, Reporter};
+use crate::reporting;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use weir_admin::config::Text;
 use weir_admin::failure::{Failure, Outcome};
 use weir_admin::local::process::mounts_elsewhere;
 use weir_client::{Client, ClientConfig};
+use weir_node::condition::Reporter;
 use weir_proto::map::Role;
 use weir_proto::{Error, ErrorKind, MIB};
 

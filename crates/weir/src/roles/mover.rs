@@ -2,7 +2,7 @@
 //! for homes change.
 use super::args::MoverRole;
 use super::{Environment, LEAVE_PATIENCE, Node, configure, run, stop_signal, use_place};
-use crate::reporting::{self, Reporter, Unreached};
+use crate::reporting::{self, Unreached};
 use std::sync::Arc;
 use std::time::Duration;
 use weir_admin::failure::{Doing, Outcome};
@@ -10,6 +10,7 @@ use weir_admin::local::local_cluster::LocalCluster;
 use weir_client::{Client, ClientConfig, NoKernel};
 use weir_coord::Cluster;
 use weir_env::Env;
+use weir_node::condition::Reporter;
 use weir_proto::home_rule::HomeRule;
 use weir_proto::map::Role;
 use weir_proto::{ErrorKind, MIB};

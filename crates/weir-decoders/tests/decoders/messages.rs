@@ -1,20 +1,9 @@
 //! Every message: decoders survive any bytes, and an encoded message is decoded to the same.
-#[path = "common/counting.rs"]
-mod counting;
-#[path = "common/dice.rs"]
-mod dice;
-#[macro_use]
-#[path = "common/list.rs"]
-mod list;
-
-use dice::Dice;
+use crate::counting;
+use weir_decoders::{Dice, for_every_message};
 use weir_proto::map::{Layout, Scheme};
 use weir_proto::sender::{Sender, Senders};
-use weir_proto::{CellId, Error, FileId, Wire};
-use weir_proto::{
-    access, backup, condition, coord, copies, data, enrol, event, export, frame, home_rule, life,
-    local_creates, lock, map, meta, methods, news, quota, recall, relation, snapshot, version, volume, watch,
-};
+use weir_proto::{CellId, Error, FileId, Wire, methods};
 
 const ROUNDS: usize = 10_000;
 
@@ -117,30 +106,30 @@ fn messages_are_decoded_as_they_were_encoded() {
 }
 
 const SOURCES: [(&str, &str); 24] = [
-    ("access", include_str!("../src/access.rs")),
-    ("backup", include_str!("../src/backup.rs")),
-    ("local_creates", include_str!("../src/local_creates.rs")),
-    ("condition", include_str!("../src/condition.rs")),
-    ("coord", include_str!("../src/coord.rs")),
-    ("copies", include_str!("../src/copies.rs")),
-    ("data", include_str!("../src/data.rs")),
-    ("enrol", include_str!("../src/enrol.rs")),
-    ("event", include_str!("../src/event.rs")),
-    ("export", include_str!("../src/export.rs")),
-    ("life", include_str!("../src/life.rs")),
-    ("meta", include_str!("../src/meta.rs")),
-    ("quota", include_str!("../src/quota.rs")),
-    ("recall", include_str!("../src/recall.rs")),
-    ("volume", include_str!("../src/volume.rs")),
-    ("relation", include_str!("../src/relation.rs")),
-    ("snapshot", include_str!("../src/snapshot.rs")),
-    ("lock", include_str!("../src/lock.rs")),
-    ("home_rule", include_str!("../src/home_rule.rs")),
-    ("map", include_str!("../src/map.rs")),
-    ("news", include_str!("../src/news.rs")),
-    ("version", include_str!("../src/version.rs")),
-    ("watch", include_str!("../src/watch.rs")),
-    ("frame", include_str!("../src/frame.rs")),
+    ("access", include_str!("../../../weir-proto/src/access.rs")),
+    ("backup", include_str!("../../../weir-proto/src/backup.rs")),
+    ("local_creates", include_str!("../../../weir-proto/src/local_creates.rs")),
+    ("condition", include_str!("../../../weir-proto/src/condition.rs")),
+    ("coord", include_str!("../../../weir-proto/src/coord.rs")),
+    ("copies", include_str!("../../../weir-proto/src/copies.rs")),
+    ("data", include_str!("../../../weir-proto/src/data.rs")),
+    ("enrol", include_str!("../../../weir-proto/src/enrol.rs")),
+    ("event", include_str!("../../../weir-proto/src/event.rs")),
+    ("export", include_str!("../../../weir-proto/src/export.rs")),
+    ("life", include_str!("../../../weir-proto/src/life.rs")),
+    ("meta", include_str!("../../../weir-proto/src/meta.rs")),
+    ("quota", include_str!("../../../weir-proto/src/quota.rs")),
+    ("recall", include_str!("../../../weir-proto/src/recall.rs")),
+    ("volume", include_str!("../../../weir-proto/src/volume.rs")),
+    ("relation", include_str!("../../../weir-proto/src/relation.rs")),
+    ("snapshot", include_str!("../../../weir-proto/src/snapshot.rs")),
+    ("lock", include_str!("../../../weir-proto/src/lock.rs")),
+    ("home_rule", include_str!("../../../weir-proto/src/home_rule.rs")),
+    ("map", include_str!("../../../weir-proto/src/map.rs")),
+    ("news", include_str!("../../../weir-proto/src/news.rs")),
+    ("version", include_str!("../../../weir-proto/src/version.rs")),
+    ("watch", include_str!("../../../weir-proto/src/watch.rs")),
+    ("frame", include_str!("../../../weir-proto/src/frame.rs")),
 ];
 
 /// What each `message!` of a source declares: its first line without documentation and attributes.
@@ -163,7 +152,7 @@ fn note<T: Wire>(name: &str) {
 
 #[test]
 fn no_source_is_forgotten() {
-    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap() {
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../weir-proto/src")).unwrap() {
         let path = entry.unwrap().path();
         let declares = std::fs::read_to_string(&path)
             .is_ok_and(|text| text.lines().any(|line| line.starts_with("message!(")));
@@ -225,7 +214,7 @@ fn no_method_number_is_used_twice() {
 /// The table of senders is a page for people, too.
 #[test]
 fn the_table_of_senders_is_documented() {
-    let page = include_str!("../../../docs/protocol.md");
+    let page = include_str!("../../../../docs/protocol.md");
     let to = |number| match number {
         44..48 => "a metadata leader",
         78 => "a member",

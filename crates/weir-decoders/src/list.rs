@@ -1,15 +1,11 @@
-//! Every message type, once. Used by the tests of messages, of decoders and of servers, and by the fuzz
-//! targets.
-//!
-//! The user brings `access`, `backup`, `local_creates`, `condition`, `coord`, `copies`, `data`, `enrol`, `event`,
-//! `export`, `life`, `meta`, `volume`, `relation`, `snapshot`, `recall`, `lock`, `home_rule`, `map`, `news`, `version`,
-//! `watch` and `frame` of `weir_proto` into scope. That the list is complete is a test of its own:
-//! `the_list_is_complete`.
+//! Every message type, once.
 
-/// Calls `$check::<T>(name)` for every message type. `the_list_is_complete` compares it with the sources.
+/// Calls `$check::<T>(name)` for every message type of `weir_proto`. The test `the_list_is_complete` compares
+/// it with the sources.
+#[macro_export]
 macro_rules! for_every_message {
     ($check:ident) => {
-        for_every_message!($check:
+        $crate::for_every_message!($check:
             coord::{AnnouncedTarget, TargetHistory, Join, Joined, TargetReport, Heartbeat, HeartbeatAck, GetMap, MapReply, ReportTarget, ReportLink, CutLink,
                 CaughtUp, Leave, ClearTarget, GetStatus, ClusterStatus, LeadNamespace, LeadReply,
                 MakeGroups, RecordProgress, GetCoordinators, ActFor, Coordinators, ReportWaits, CompareClock, CoordinatorTime, GetClocks, Clocks, ClockOff, Wait, GetWaits, ClientsWaiting, ClientWaiting, FinishUpgrade, HomeAllow, HomeForbid, GetAudit, AuditState, AccessAdd, AccessRemove, AuditVolumes, GetRebuild, GonePlan, RebuildStatus, RebuildWaiting, RefillReport, ReportRefill, SetRebuild, TargetGone, DrainTarget, RemoveTarget, PlaceCopied, PauseMoves, ReportFull, FullPlace}
@@ -60,6 +56,6 @@ macro_rules! for_every_message {
         )
     };
     ($check:ident: $($module:ident::{$($name:ident),*})*) => {
-        $($($check::<$module::$name>(concat!(stringify!($module), "::", stringify!($name)));)*)*
+        $($($check::<weir_proto::$module::$name>(concat!(stringify!($module), "::", stringify!($name)));)*)*
     };
 }

@@ -1,22 +1,12 @@
 //! Decoders of wire, disk, configuration and command line survive any bytes: the fuzz targets with seeded
 //! mutations.
 //!
-//! `make fuzz` runs the same functions with libFuzzer. Message types have 20,000 inputs each in the tests of
-//! `weir-proto`.
-#[path = "../../weir-proto/tests/common/counting.rs"]
+//! `make fuzz` runs the targets with libFuzzer. Message types have 20,000 inputs each in `messages.rs`.
 mod counting;
-#[allow(dead_code, reason = "the fuzz targets use a part")]
-#[path = "../../weir-proto/tests/common/dice.rs"]
-mod dice;
-#[macro_use]
-#[path = "../../weir-proto/tests/common/list.rs"]
-mod list;
-#[path = "../../../fuzz/src/targets.rs"]
-mod targets;
+mod messages;
 
-use dice::Dice;
-use targets::{TARGETS, Target};
 use weir_admin::config;
+use weir_decoders::{Dice, TARGETS, Target};
 
 /// Of each kind, for each target.
 const INPUTS: usize = 10_000;
