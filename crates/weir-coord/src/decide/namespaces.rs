@@ -113,7 +113,7 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> 
     }
     let least = progress.get(&said.namespace).copied().unwrap_or(0);
     if said.changes < least {
-        forget_copy(&mut group, id, &name, (said.changes, least))?;
+        forget_copy(&mut group, id, &name, said.changes, least)?;
     }
     if group.back(id) {
         tracing::info!("{id} keeps a copy of {name:?} again");
@@ -124,12 +124,7 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, said: &KeepCopy) -> 
 }
 
 /// The member's directory no longer counts: another member fills it again.
-fn forget_copy(
-    group: &mut JournalGroup<NodeId>,
-    id: NodeId,
-    name: &str,
-    (has, least): (u64, u64),
-) -> Result<()> {
+fn forget_copy(group: &mut JournalGroup<NodeId>, id: NodeId, name: &str, has: u64, least: u64) -> Result<()> {
     let newest = group.members.iter().map(|m| m.since).max();
     let others = group.members.iter().any(|m| m.id != id && Some(m.since) == newest);
     if !others {
@@ -161,7 +156,8 @@ pub fn copy_caught_up(map: &mut ClusterMap, said: &CopyCaughtUp) -> Result<bool>
 fn group_led(
     map: &ClusterMap,
     namespace: NamespaceId,
-    (leader, epoch): (NodeId, Epoch),
+    leader: NodeId,
+    epoch: Epoch,
 ) -> Result<JournalGroup<NodeId>> {
     let group = journal_group(map, namespace);
     let group = group.ok_or_else(|| Error::not_found(format!("{namespace} has no copies")))?;
@@ -175,7 +171,7 @@ fn group_led(
 /// would be left, the leader may be cut off itself: that copy leads after a longer silence. Returns whether
 /// it is new.
 pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
-    let mut group = group_led(map, said.namespace, (said.leader, said.epoch))?;
+    let mut group = group_led(map, said.namespace, said.leader, said.epoch)?;
     if !group.is_current(said.node) {
         return Ok(false);
     }
@@ -206,7 +202,7 @@ pub fn copy_lost(map: &mut ClusterMap, said: &CopyLost) -> Result<bool> {
 /// out, and another copy leads. With too few copies for that, its own silence at the coordinator decides.
 /// Returns whether it is new.
 pub fn leader_silent(map: &mut ClusterMap, said: &LeaderSilent, lives: bool) -> Result<bool> {
-    let mut group = group_led(map, said.namespace, (said.leader, said.epoch))?;
+    let mut group = group_led(map, said.namespace, said.leader, said.epoch)?;
     let floor = group.members.len().saturating_sub(1).max(1);
     let is_enough = group.is_current(said.node) && group.current().count() > floor;
     if lives || !is_enough || said.silent_ms < LEADER_SILENT_MS {
