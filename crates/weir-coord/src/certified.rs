@@ -41,7 +41,8 @@ impl Certified {
     pub fn start(
         env: &Env,
         registry: Arc<NodeRegistry>,
-        (name, policy): (&str, &Policy),
+        name: &str,
+        policy: &Policy,
         maps: &watch::Receiver<Arc<ClusterMap>>,
         events: &mpsc::Sender<Event>,
     ) -> Result<Certified> {

@@ -443,7 +443,7 @@ impl Coordinator {
                 Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
             }
             Collect::METHOD => {
-                Handled::Later(self.followers.collect((&self.env, &self.name), call.decode()?)?)
+                Handled::Later(self.followers.collect(&self.env, &self.name, call.decode()?)?)
             }
             ReportEvents::METHOD | GetEvents::METHOD | MarkEvents::METHOD => self.log.answer(call)?,
             TokenCreate::METHOD..=CertificateKept::METHOD => {
@@ -523,7 +523,7 @@ fn certified(
 ) -> Result<Option<Certified>> {
     Ok(match (registry, &config.trust) {
         (Some(registry), _) => {
-            Some(Certified::start(env, registry, (&config.name, &config.policy), maps, events)?)
+            Some(Certified::start(env, registry, &config.name, &config.policy, maps, events)?)
         }
         (None, Some(trust)) => Some(Certified::with_trust(env, trust.clone(), maps, events)),
         (None, None) => None,

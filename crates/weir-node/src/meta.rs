@@ -140,7 +140,7 @@ async fn start_meta_unboxed(
     let server = site.serve_as_member(env, &cluster, audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
     let (dir, gone, at_home) = (place.dir.join("kv"), place.gone, place.at_home);
-    let (follower, led) = open(env, &cluster, &own, &dir, (place.engine, place.kept_for_copies))
+    let (follower, led) = open(env, &cluster, &own, &dir, place.engine, place.kept_for_copies)
         .await
         .map_err(|e| e.doing(place.dir.display()))?;
     record_newest_map(&*env.disk, &seen, &cluster.map(), Some(&own.name))?;
@@ -165,7 +165,8 @@ async fn open(
     cluster: &Cluster,
     own: &NamespaceIdentity,
     dir: &Path,
-    (engine, kept_for_copies): (EngineConfig, u64),
+    engine: EngineConfig,
+    kept_for_copies: u64,
 ) -> Result<(Follower, Option<(NamespaceId, Arc<Engine>)>)> {
     let map = cluster.map();
     let entry = map.namespaces.iter().find(|entry| entry.uuid == own.uuid);

@@ -113,7 +113,7 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, report: &KeepCopy) -
     }
     let least = progress.get(&report.namespace).copied().unwrap_or(0);
     if report.changes < least {
-        forget_copy(&mut group, id, &name, (report.changes, least))?;
+        forget_copy(&mut group, id, &name, report.changes, least)?;
     }
     if group.back(id) {
         tracing::info!("{id} keeps a copy of {name:?} again");
@@ -124,12 +124,7 @@ pub fn keep_copy(map: &mut ClusterMap, progress: &Progress, report: &KeepCopy) -
 }
 
 /// The member's directory no longer counts: another member fills it again.
-fn forget_copy(
-    group: &mut JournalGroup<NodeId>,
-    id: NodeId,
-    name: &str,
-    (has, least): (u64, u64),
-) -> Result<()> {
+fn forget_copy(group: &mut JournalGroup<NodeId>, id: NodeId, name: &str, has: u64, least: u64) -> Result<()> {
     let newest = group.members.iter().map(|m| m.since).max();
     let others = group.members.iter().any(|m| m.id != id && Some(m.since) == newest);
     if !others {
@@ -161,7 +156,8 @@ pub fn copy_caught_up(map: &mut ClusterMap, report: &CopyCaughtUp) -> Result<boo
 fn group_led(
     map: &ClusterMap,
     namespace: NamespaceId,
-    (leader, epoch): (NodeId, Epoch),
+    leader: NodeId,
+    epoch: Epoch,
 ) -> Result<JournalGroup<NodeId>> {
     let group = journal_group(map, namespace);
     let group = group.ok_or_else(|| Error::not_found(format!("{namespace} has no copies")))?;
@@ -175,7 +171,7 @@ fn group_led(
 /// would be left, the leader may be cut off itself: that copy leads after a longer silence. Returns whether
 /// it is new.
 pub fn copy_lost(map: &mut ClusterMap, report: &CopyLost) -> Result<bool> {
-    let mut group = group_led(map, report.namespace, (report.leader, report.epoch))?;
+    let mut group = group_led(map, report.namespace, report.leader, report.epoch)?;
     if !group.is_current(report.node) {
         return Ok(false);
     }
@@ -206,7 +202,7 @@ pub fn copy_lost(map: &mut ClusterMap, report: &CopyLost) -> Result<bool> {
 /// out, and another copy leads. With too few copies for that, its own silence at the coordinator decides.
 /// Returns whether it is new.
 pub fn leader_silent(map: &mut ClusterMap, report: &LeaderSilent, lives: bool) -> Result<bool> {
-    let mut group = group_led(map, report.namespace, (report.leader, report.epoch))?;
+    let mut group = group_led(map, report.namespace, report.leader, report.epoch)?;
     let floor = group.members.len().saturating_sub(1).max(1);
     let is_enough = group.is_current(report.node) && group.current().count() > floor;
     if lives || !is_enough || report.silent_ms < LEADER_SILENT_MS {
