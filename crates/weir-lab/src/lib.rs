@@ -235,10 +235,10 @@ impl Lab {
         let env = self.world().node(META);
         self.meta_of(META, env).await;
     }
-    /// The namespace is led by a node of another name, which has the disk of the first one.
+    /// The namespace is led by a node of another name, which got the disk of the first one. That is off.
     pub async fn meta_named(&self, name: &str) {
-        let env = self.world().node(name);
-        self.meta_of(name, Env { disk: self.world().disk(META), ..env }).await;
+        self.world().put_disk_back(name, &self.world().copy_disk(META));
+        self.meta_of(name, self.world().node(name)).await;
     }
     async fn meta_of(&self, name: &str, env: Env) {
         let new = !env.disk.exists(Path::new(META_DIR));
