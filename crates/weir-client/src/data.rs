@@ -4,43 +4,34 @@
 //! carries the mask of the members that lack it; fewer than k current members is an error that names the
 //! stripe; everything ends by its deadline. Knows nothing of sizes, leases, buffers or handles.
 mod fetch;
-mod flight;
 mod full;
 mod merge;
 mod next;
 mod overlays;
-mod round;
 mod state;
+mod stripes;
 mod truncate;
 
 pub use crate::group::{GroupView, StripeRef};
 use crate::maps::MapsSeen;
 use crate::status::Counters;
-use crate::targets::Departure;
 use crate::targets::Targets;
 use crate::waits::Waits;
 use bytes::Bytes;
 pub use fetch::{CellRange, Part};
-use flight::Flight;
-pub use flight::STRIPE_PARTS;
 pub use next::{STRIPES_AT_ONCE, STRIPES_MAX};
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use stripes::Flight;
+pub use stripes::{Done, STRIPE_PARTS};
 use tokio::sync::Semaphore;
 use weir_coord::Cluster;
-use weir_env::{BoxFuture, Env, Instant};
-use weir_proto::data::{
-    CHECKSUM_BLOCK, CommitStripe, DropPrepared, HoldStripe, MarkMissing, MissingMask, Place, WriteFragment,
-    WriteMode,
-};
+use weir_env::{Env, Instant};
+use weir_proto::data::CHECKSUM_BLOCK;
 use weir_proto::ec::Coder;
 use weir_proto::map::{ClusterMap, Group, Layout, Member, MemberState, Scheme, TargetState};
-use weir_proto::{
-    Epoch, Error, ErrorKind, FileId, InodeId, NamespaceId, PgId, Result, Seq, TargetId, Version, checksum,
-};
-use weir_rpc::Payload;
+use weir_proto::{Epoch, Error, ErrorKind, FileId, InodeId, NamespaceId, PgId, Result, checksum};
 
 /// The wait for a group that lacks members which do not return by themselves (failed disks), counted from its
 /// last change. Later callers get the error at once. A call waits for members that are only away until its
@@ -289,133 +280,7 @@ impl Data {
         }
         deadline.min(loss.1 + LOSS_PATIENCE)
     }
-
-    /// Writes a whole stripe: k + m fragments. Returns the epoch under which all live members have it.
-    /// `again`: they may have it already.
-    pub async fn write_stripe(
-        &self,
-        s: StripeRef,
-        version: Version,
-        mode: WriteMode,
-        folded_seqs: &[Seq],
-        fragments: &[Fragment],
-        again: bool,
-    ) -> Result<Epoch> {
-        assert_eq!(fragments.len(), s.scheme().width(), "{s}: one fragment for each member");
-        assert!(folded_seqs.is_empty() || folded_seqs.len() == s.k(), "{s}: one number for each data cell");
-        let send = |index: usize,
-                    place: Place,
-                    missing: MissingMask,
-                    Turn { was, departure }: Turn|
-         -> BoxFuture<'_, Result<()>> {
-            let mark = MarkMissing { place, cell: s.cell(index), version, missing };
-            let Fragment { payload, block_crcs } = fragments[index].clone();
-            let folded_seqs = folded_seqs.to_vec();
-            let request =
-                WriteFragment { place, cell: s.cell(index), version, mode, missing, folded_seqs, block_crcs };
-            Box::pin(async move {
-                if again || was {
-                    match self.targets.call(place.target, &mark, vec![], s.deadline, departure.clone()).await
-                    {
-                        // The member was away, and its repair dropped the fragment: no other member had the
-                        // version then, as after a failed write.
-                        Err(e) if e.kind == ErrorKind::NotFound => {}
-                        marked => return marked.map(|_| ()),
-                    }
-                }
-                let crc = checksum::crc_of_blocks(&request.block_crcs, payload.len() as u64);
-                let parts = Payload { parts: vec![payload], crc };
-                self.targets.call(place.target, &request, parts, s.deadline, departure).await.map(|_| ())
-            })
-        };
-        let written = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("write {s}")))?;
-        if written.missing != 0 {
-            self.counters.degraded_writes.fetch_add(1, Relaxed);
-        }
-        Ok(written.epoch)
-    }
-
-    /// Makes every live member have the version: one that lacks it rebuilds it from the others. Returns the
-    /// epoch. `NotFound`: too few have it.
-    pub async fn hold_stripe(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<Epoch> {
-        let send =
-            |index: usize, place: Place, missing: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
-                let request = HoldStripe { place, cell: s.cell(index), version, missing, token_epoch };
-                Box::pin(async move {
-                    self.targets
-                        .call(place.target, &request, vec![], s.deadline, turn.departure)
-                        .await
-                        .map(|_| ())
-                })
-            };
-        let held = self.on_live_members(&s, send).await.map_err(|e| e.doing(format!("commit {s}")))?;
-        Ok(held.epoch)
-    }
-
-    /// Commits a version that all live members have under `held`, at each that is not in `done`. False: the
-    /// group has a newer epoch, and its live members must have the version before any further commit: a
-    /// member that commits is never the only one with it, even if any number of members fail afterwards.
-    pub async fn commit_stripe(
-        &self,
-        s: StripeRef,
-        version: Version,
-        token_epoch: u32,
-        held: Epoch,
-        done: &mut Done,
-    ) -> Result<bool> {
-        let send = |index: usize, place: Place, _: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
-            let request = CommitStripe { place, cell: s.cell(index), version, token_epoch };
-            Box::pin(async move {
-                if turn.was {
-                    return Ok(());
-                }
-                self.targets
-                    .call(place.target, &request, vec![], s.deadline, turn.departure)
-                    .await
-                    .map(|_| ())
-            })
-        };
-        let committed = self.on_members_under(&s, Some(held), done, &send).await;
-        Ok(committed.map_err(|e| e.doing(format!("commit {s}")))?.is_some())
-    }
-
-    /// Drops a prepared version where it still exists. Best effort: a later reader or repair decides the
-    /// same.
-    pub async fn drop_prepared(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
-        let send = |index: usize, place: Place, _: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
-            let request = DropPrepared { place, cell: s.cell(index), version, token_epoch };
-            Box::pin(async move {
-                if turn.was {
-                    return Ok(());
-                }
-                self.targets
-                    .call(place.target, &request, vec![], s.deadline, turn.departure)
-                    .await
-                    .map(|_| ())
-            })
-        };
-        self.on_live_members(&s, send).await.map(|_| ())
-    }
-
-    /// Whether a member that refused a write as stale accepts other requests under the view's epoch. Then it
-    /// refused the write itself, and no newer map will help. Otherwise a newer map will arrive, as soon as
-    /// this client can reach the coordinator.
-    pub async fn knows_no_newer(&self, s: &StripeRef, view: &GroupView, at: usize) -> bool {
-        self.stat_cell(s, view, at, at).await.is_ok()
-    }
 }
-
-/// One call of a round.
-pub struct Turn {
-    /// The member applied the change before, under an earlier epoch.
-    pub was: bool,
-    /// Records when it was sent.
-    pub departure: Departure,
-}
-
-/// The members that applied a change, and the epoch of each. By target: a place in the group may get another
-/// target meanwhile.
-pub type Done = BTreeMap<TargetId, Epoch>;
 
 /// Whether a group that lacks members has enough again once the members that are only away have returned.
 pub fn may_return(map: &ClusterMap, group: &Group) -> bool {

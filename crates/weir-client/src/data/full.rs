@@ -1,6 +1,7 @@
 //! Members that are full: a report to the coordinator, so that their place moves to a target with room.
-use super::{Data, Departure, GroupView, StripeRef};
+use super::{Data, GroupView, StripeRef};
 use crate::join::join_all;
+use crate::targets::Departure;
 use std::time::Duration;
 use weir_env::{BoxFuture, Instant};
 use weir_proto::data::HasSpace;

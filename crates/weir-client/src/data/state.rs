@@ -20,6 +20,13 @@ impl Data {
         Ok(self.targets.call_member(view, at, &request, vec![], Pacing::Read, s.deadline).await?.reply)
     }
 
+    /// Whether a member that refused a write as stale accepts other requests under the view's epoch. Then it
+    /// refused the write itself, and no newer map will help. Otherwise a newer map will arrive, as soon as
+    /// this client can reach the coordinator.
+    pub async fn knows_no_newer(&self, s: &StripeRef, view: &GroupView, at: usize) -> bool {
+        self.stat_cell(s, view, at, at).await.is_ok()
+    }
+
     /// Asks members of the stripe's group, under one map, until all of them answer: a silent member goes
     /// down, or answers the next time.
     async fn ask_members<'a, T, F>(&'a self, s: &'a StripeRef, ask: F) -> Result<T>
