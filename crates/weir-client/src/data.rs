@@ -19,6 +19,7 @@ use crate::targets::Targets;
 use crate::waits::Waits;
 use bytes::Bytes;
 pub use fetch::{CellRange, Part};
+use full::FullMembers;
 pub use next::{STRIPES_AT_ONCE, STRIPES_MAX};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -47,7 +48,7 @@ const HEDGES_MAX: usize = 8;
 /// This client's access to the targets.
 pub struct Data {
     env: Env,
-    targets: Targets,
+    targets: Arc<Targets>,
     pub cluster: Cluster,
     pub counters: Arc<Counters>,
     namespace: NamespaceId,
@@ -59,8 +60,7 @@ pub struct Data {
     coders: Mutex<BTreeMap<Scheme, Arc<Coder>>>,
     /// Groups that had too few members at a call: the epoch, and since when. At most one entry per group.
     losses: Mutex<BTreeMap<PgId, (Epoch, Instant)>>,
-    /// Groups in which a full member refused a write.
-    full: Mutex<BTreeMap<PgId, full::FullGroup>>,
+    pub full: FullMembers,
 }
 
 /// One fragment, ready to send.
@@ -107,8 +107,9 @@ impl Data {
         counters: Arc<Counters>,
         maps: Arc<MapsSeen>,
     ) -> Data {
-        let targets = Targets::new(env.clone(), cluster.clone(), counters.clone());
+        let targets = Arc::new(Targets::new(env.clone(), cluster.clone(), counters.clone()));
         Data {
+            full: FullMembers::new(env.clone(), targets.clone()),
             env,
             waits: targets.waits.clone(),
             targets,
@@ -120,7 +121,6 @@ impl Data {
             hedges: Semaphore::new(HEDGES_MAX),
             coders: Mutex::default(),
             losses: Mutex::default(),
-            full: Mutex::default(),
         }
     }
 

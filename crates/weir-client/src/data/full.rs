@@ -1,9 +1,11 @@
 //! Members that are full: a report to the coordinator, so that their place moves to a target with room.
-use super::{Data, GroupView, StripeRef};
+use super::{GroupView, StripeRef};
 use crate::join::join_all;
-use crate::targets::Departure;
+use crate::targets::{Departure, Targets};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use weir_env::{BoxFuture, Instant};
+use weir_env::{BoxFuture, Env, Instant};
 use weir_proto::data::HasSpace;
 use weir_proto::map::MemberState;
 use weir_proto::{Error, ErrorKind, PgId, TargetId};
@@ -14,14 +16,28 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const ASK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The coordinator's answer about a group with a full member.
-pub struct FullGroup {
+struct FullGroup {
     target: TargetId,
     asked: Instant,
     moves: bool,
     then: String,
 }
 
-impl Data {
+/// Groups in which a full member refused a write.
+pub struct FullMembers {
+    env: Env,
+    targets: Arc<Targets>,
+    known: Mutex<BTreeMap<PgId, FullGroup>>,
+}
+
+impl FullMembers {
+    pub fn new(env: Env, targets: Arc<Targets>) -> FullMembers {
+        FullMembers { env, targets, known: Mutex::default() }
+    }
+    fn known(&self) -> MutexGuard<'_, BTreeMap<PgId, FullGroup>> {
+        self.known.lock().expect("no holder panics")
+    }
+
     /// The error of a member that refused a write. Of a full one: with its name, and whether its place moves.
     pub async fn refusal(&self, view: &GroupView, index: usize, e: Error) -> Error {
         if e.kind != ErrorKind::NoSpace {
@@ -29,12 +45,8 @@ impl Data {
         }
         let place = view.place(index);
         let now = self.env.clock.now();
-        let known = {
-            let full = self.full.lock().expect("no holder panics");
-            full.get(&place.group)
-                .filter(|f| f.target == place.target && now.since(f.asked) < ASK_AGAIN)
-                .map(|f| f.then.clone())
-        };
+        let is_new = |f: &&FullGroup| f.target == place.target && now.since(f.asked) < ASK_AGAIN;
+        let known = self.known().get(&place.group).filter(is_new).map(|f| f.then.clone());
         let then = match known {
             Some(then) => then,
             None => self.report_full(view, index).await,
@@ -70,7 +82,7 @@ impl Data {
 
     async fn report_full(&self, view: &GroupView, index: usize) -> String {
         let place = view.place(index);
-        let report = self.cluster.report_full(place.target, place.group);
+        let report = self.targets.cluster.report_full(place.target, place.group);
         let (moves, then) = match self.env.clock.timeout(ASK_PATIENCE, report).await {
             Ok(Ok(said)) if said.moves => {
                 let to = said.to.map_or_else(String::new, |to| format!(" to {to}"));
@@ -83,7 +95,7 @@ impl Data {
         };
         let known =
             FullGroup { target: place.target, asked: self.env.clock.now(), moves, then: then.clone() };
-        self.full.lock().expect("no holder panics").insert(place.group, known);
+        self.known().insert(place.group, known);
         then
     }
 
@@ -91,9 +103,9 @@ impl Data {
     /// to have it in time.
     pub async fn is_moved(&self, s: &StripeRef, deadline: Instant) -> bool {
         let group = s.layout.pg_of_stripe(s.stripe);
-        let _waiting = self.waits.begin(format!("the move of a place of {group} from a full target"));
+        let _waiting = self.targets.waits.begin(format!("the move of a place of {group} from a full target"));
         while let Some(target) = self.moving_from(group) {
-            let Ok(now) = self.view(s) else { return false };
+            let Some(now) = GroupView::of(self.targets.cluster.map(), group) else { return false };
             if now.group().members.iter().all(|m| m.target != target) {
                 return true;
             }
@@ -106,7 +118,6 @@ impl Data {
     }
     /// The full target whose place is to move.
     fn moving_from(&self, group: PgId) -> Option<TargetId> {
-        let full = self.full.lock().expect("no holder panics");
-        full.get(&group).filter(|full| full.moves).map(|full| full.target)
+        self.known().get(&group).filter(|full| full.moves).map(|full| full.target)
     }
 }

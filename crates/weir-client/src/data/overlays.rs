@@ -103,7 +103,7 @@ impl Data {
             let written = self.write_overlays(s, token_epoch, overlays).await;
             match written {
                 Err(e) if e.kind == ErrorKind::NoSpace => {
-                    if !self.is_moved(&s, full_until).await {
+                    if !self.full.is_moved(&s, full_until).await {
                         return Err(e);
                     }
                 }
@@ -137,7 +137,7 @@ impl Data {
                 attempt += 1;
                 continue;
             } else if e.kind != ErrorKind::Stale {
-                match self.overlay_refusal(&view, batch.index, batch.bytes(), &e).await {
+                match self.full.overlay_refusal(&view, batch.index, batch.bytes(), &e).await {
                     Some(refused) => return Err(refused),
                     None if spaces == SPACES_MAX || !retry.has_time() => return Err(e),
                     None => spaces += 1,

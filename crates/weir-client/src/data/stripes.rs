@@ -323,7 +323,7 @@ impl Data {
         let epoch = view.group().epoch;
         let map_changed = || Ok::<_, Error>(self.view(s)?.group().epoch > epoch);
         if let Some((index, e)) = answers.refused {
-            return Err(self.refusal(view, index, e).await);
+            return Err(self.full.refusal(view, index, e).await);
         }
         if let Some((index, e)) = answers.stale {
             if map_changed()? {

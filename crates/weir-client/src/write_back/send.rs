@@ -263,7 +263,7 @@ impl WriteBack {
                 Err(e) if e.kind == ErrorKind::Stale && renewed => send.token_epoch = token_epoch,
                 Err(e) if e.kind == ErrorKind::NoSpace && write_generation == send.write_generation => {
                     let s = self.data.stripe(send.object, send.layout, send.stripe, full_until);
-                    if !self.data.is_moved(&s, full_until).await {
+                    if !self.data.full.is_moved(&s, full_until).await {
                         return Err(e);
                     }
                     send.unresolved = send.inode.lock().write.unresolved_of(send.stripe);
