@@ -7,8 +7,8 @@ use weir_proto::map::ClusterMap;
 use weir_proto::relation::What;
 use weir_proto::{ErrorKind, InodeId, TargetId, VolumeId};
 
-/// Enough for the index, and too little for a step of a slab.
-const FULL_BYTES: u64 = 8 << 20;
+/// Enough for the index; the rest is less than a step of a slab.
+const FULL_BYTES: u64 = 10 << 20;
 const ENOUGH_BYTES: u64 = 1 << 30;
 
 async fn create(c: &Client) -> Handle {
