@@ -26,5 +26,5 @@ pub use history::keep_history;
 pub use import::import_namespace;
 pub use meta::{MetaNode, MetaPlace, MetaSpace, start_meta};
 pub use relay::start_relay;
-pub use site::{Failed, Site, Step};
+pub use site::{Failed, Front, Site, Step};
 pub use storage::{StoragePlace, StorageRole, start_storage};

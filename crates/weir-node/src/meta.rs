@@ -23,7 +23,7 @@ use weir_coord::{Cluster, Membership, clocks, no_reports};
 use weir_env::{BoxFuture, Env, Instant, TaskHandle, watch};
 use weir_kv::{Engine, EngineConfig, SharedKv};
 use weir_meta::copies::{Copier, Follower, Group, News, Reporter, Right};
-use weir_meta::{LayoutPolicy, Leadership, Level, Meta, MetaConfig};
+use weir_meta::{AtHome, LayoutPolicy, Leadership, Level, Meta, MetaConfig};
 use weir_proto::export::ExportHead;
 use weir_proto::map::{ClusterMap, MemberState, Scheme};
 use weir_proto::meta::Time;
@@ -60,6 +60,8 @@ pub struct MetaPlace {
     pub kept_for_copies: u64,
     /// Whether the process of a client, by its own identification, is certainly gone.
     pub gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// Whether home has bytes of a file: [`weir_meta::at_home`], except in tests without homes.
+    pub at_home: Arc<AtHome>,
 }
 
 pub struct MetaNode {
@@ -69,6 +71,7 @@ pub struct MetaNode {
     own: NamespaceIdentity,
     service: NamespaceService,
     gone: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    at_home: Arc<AtHome>,
     leads: Mutex<Option<Serving>>,
     handing_over: Mutex<HandingOver>,
     pub server: Server,
@@ -136,7 +139,7 @@ async fn start_meta_unboxed(
     let audited = Arc::new(Audited { service: Arc::new(gate.clone()), audit: audit.clone() });
     let server = site.serve_as_member(env, &cluster, audited).await?;
     cluster.join(Membership { addrs: server.addrs().to_vec(), targets: Vec::new() }, no_reports()).await?;
-    let (dir, gone) = (place.dir.join("kv"), place.gone);
+    let (dir, gone, at_home) = (place.dir.join("kv"), place.gone, place.at_home);
     let (follower, led) = open(env, &cluster, &own, &dir, (place.engine, place.kept_for_copies))
         .await
         .map_err(|e| e.doing(place.dir.display()))?;
@@ -147,7 +150,7 @@ async fn start_meta_unboxed(
     env.tasks.spawn("watch the leader", watched);
     let (env, leads) = (env.clone(), Mutex::default());
     let handing_over = Mutex::default();
-    let node = MetaNode { env, cluster, audit, own, service, gone, leads, handing_over, server };
+    let node = MetaNode { env, cluster, audit, own, service, gone, at_home, leads, handing_over, server };
     match led {
         Some((namespace, engine)) => node.lead_alone(namespace, engine).await?,
         None => node.take_part(true).await.map(drop)?,
@@ -433,7 +436,7 @@ impl MetaNode {
             namespace,
             lease_ms: cluster.map().settings.lease_ms,
             layout: Arc::new(layout_policy(self.env.clone(), cluster.clone())),
-            at_home: Arc::new(weir_meta::at_home),
+            at_home: self.at_home.clone(),
             space: Arc::new(space_of_targets(cluster.clone())),
             purge: Arc::new(ClusterPurge {
                 env: self.env.clone(),

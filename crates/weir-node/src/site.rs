@@ -8,6 +8,9 @@ use weir_env::{Addr, Env};
 use weir_proto::{Error, Result};
 use weir_rpc::{Identity, Server, Service};
 
+/// Puts a service in front of a role's own.
+pub type Front = Arc<dyn Fn(Arc<dyn Service>) -> Arc<dyn Service> + Send + Sync>;
+
 /// A node's identity and addresses.
 #[derive(Clone)]
 pub struct Site {
@@ -15,6 +18,8 @@ pub struct Site {
     pub listen: Vec<Addr>,
     /// Called when the node listens, before its addresses are announced.
     pub listens: Arc<dyn Fn() -> Result<()> + Send + Sync>,
+    /// Tests answer some calls in place of the role. `None`: the role answers all.
+    pub front: Option<Front>,
     /// How long a start waits for the coordinator.
     pub patience: Duration,
 }
@@ -78,6 +83,7 @@ impl Site {
         identity: Identity,
         service: Arc<dyn Service>,
     ) -> std::result::Result<Server, Failed> {
+        let service = self.front.as_ref().map_or_else(|| service.clone(), |front| front(service.clone()));
         let served = weir_rpc::serve(env, &self.listen, identity, service).await;
         let server = served.map_err(Step::Serve.failed())?;
         (self.listens)()?;

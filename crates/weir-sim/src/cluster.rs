@@ -516,7 +516,7 @@ async fn made(env: &Env, dir: &Path) -> Result<()> {
 /// The addresses of a node, which waits for the coordinator as roles do.
 fn site(name: &str, role: Role, host: &str, listen: Vec<Addr>, options: &Options) -> Site {
     let observer = observer(name, role, host, options);
-    Site { observer, listen, listens: Arc::new(|| Ok(())), patience: PATIENCE }
+    Site { observer, listen, listens: Arc::new(|| Ok(())), front: None, patience: PATIENCE }
 }
 
 /// Starts the process of a coordinator.
@@ -561,6 +561,7 @@ async fn run_meta(env: Env, n: usize, at: Addr, new: bool, gone: Gone, options: 
         engine: ENGINE,
         kept_for_copies: KEPT_FOR_COPIES,
         gone,
+        at_home: Arc::new(weir_meta::at_home),
     };
     let host = format!("host{}", n % options.hosts);
     let site = site(&meta_name(n), Role::Meta, &host, vec![at], &options);

@@ -205,7 +205,7 @@ impl Node {
             Some(door) => std::fs::set_permissions(door, std::fs::Permissions::from_mode(0o666))
                 .map_err(|e| Error::from_io(format_args!("open {}", door.display()), &e)),
         };
-        Site { observer, listen, listens: Arc::new(listens), patience: SERVERS_PATIENCE }
+        Site { observer, listen, listens: Arc::new(listens), front: None, patience: SERVERS_PATIENCE }
     }
     /// Serves this machine's users, if configured. Without that the mount works all the same.
     async fn relay(&self, cluster: Cluster, namespace: &str) -> Outcome<Option<Server>> {
@@ -391,6 +391,7 @@ async fn run_meta(node: Node, new: bool, instead_of: Option<NamespaceUuid>) -> O
         engine: EngineConfig { cache_bytes: (meta.cache_mib * MIB) as usize, ..EngineConfig::default() },
         kept_for_copies: KEPT_FOR_COPIES,
         gone: Arc::new(is_gone),
+        at_home: Arc::new(weir_meta::at_home),
     };
     node.check_listens()?;
     node.keep_certificate(Role::Meta)?;

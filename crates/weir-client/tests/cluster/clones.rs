@@ -1,10 +1,10 @@
 //! Claims: a clone's files have all writes before the snapshot and no later one, for any client that has the
 //! originals open; several clients write clones and originals at once, without effect on each other.
-use crate::lab::files::{create, differs, read, write};
-use crate::lab::{CELL, Lab, STRIPE, new_volume, pattern, quota, root};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode, SetAttrs};
+use weir_lab::files::{create, differs, read, write};
+use weir_lab::{CELL, Lab, STRIPE, new_volume, pattern, quota, root};
 use weir_proto::volume::Volume;
 use weir_proto::{InodeId, VolumeId};
 

@@ -1,10 +1,10 @@
 //! A mount with a hundred times the usual requests: none fails, few are in flight, and nothing is left over.
-use crate::lab::*;
 use crate::{ROOT, close, create};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_client::{Client, Handle, LockWish, Locked, OpenMode};
+use weir_lab::*;
 use weir_proto::Result;
 use weir_proto::lock::{LockKind, LockOwner, LockRange, LockSpace};
 

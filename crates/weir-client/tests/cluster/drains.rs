@@ -1,9 +1,9 @@
 //! A claim about drains: no group has fewer current members at any moment, while clients write and read.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_coord::Cluster;
+use weir_lab::*;
 use weir_proto::map::{ClusterMap, MemberState};
 use weir_proto::{InodeId, TargetId};
 

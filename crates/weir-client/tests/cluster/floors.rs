@@ -1,9 +1,9 @@
 //! Claims about write floors: a volume takes no write with fewer current members than it asks for, keeps what
 //! it took, and serves it.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
+use weir_lab::*;
 use weir_proto::volume::{Quota, Volume};
 use weir_proto::{ErrorKind, InodeId, Result};
 

@@ -1,12 +1,12 @@
 //! Claims about a namespace that is founded again after its directory was lost: it assigns the same inode
 //! numbers again, and neither shows nor changes what the former one left on targets; clients of the former
 //! one are refused.
-use crate::lab::files;
-use crate::lab::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_client::{Client, OpenMode, SetAttrs};
 use weir_coord::Cluster;
+use weir_lab::files;
+use weir_lab::*;
 use weir_proto::data::{Place, ReadCell, ReadView};
 use weir_proto::{CellId, FileId, InodeId, NamespaceId, Version};
 

@@ -1,14 +1,14 @@
 //! Claim: a write that one full target refuses changes nothing, for any reader.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode, SetAttrs};
+use weir_lab::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::relation::What;
 use weir_proto::{ErrorKind, InodeId, TargetId, VolumeId};
 
-/// Enough for nothing but what rides in the index.
-const FULL_BYTES: u64 = 1 << 20;
+/// Enough for the index; the rest is less than a step of a slab.
+const FULL_BYTES: u64 = 10 << 20;
 const ENOUGH_BYTES: u64 = 1 << 30;
 
 async fn create(c: &Client) -> Handle {

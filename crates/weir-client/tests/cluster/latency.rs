@@ -1,10 +1,10 @@
 //! Claim: a member that is silent or slow delays no other member's calls, on a whole simulated cluster.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
 use weir_env::Instant;
 use weir_env::sim::DiskFaults;
+use weir_lab::*;
 use weir_proto::InodeId;
 use weir_store::crash_points;
 

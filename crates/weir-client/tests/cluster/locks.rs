@@ -1,6 +1,5 @@
 //! Claims about locks, on a whole simulated cluster: a lock has one holder at a time, through any failure of
 //! the leader, the network and clients; a client learns of a lost lock before it can do harm.
-use crate::lab::*;
 use bytes::Bytes;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use weir_client::{Client, Handle, LockWish, Locked, OpenMode};
+use weir_lab::*;
 use weir_proto::lock::{LockKind, LockOwner, LockRange, LockSpace};
 use weir_proto::{ErrorKind, InodeId};
 

@@ -9,8 +9,6 @@ mod drains;
 mod floors;
 mod founding;
 mod full;
-#[path = "../lab/mod.rs"]
-mod lab;
 mod latency;
 mod lengths;
 mod links;
@@ -29,9 +27,9 @@ mod snapshots;
 mod trees;
 
 use bytes::Bytes;
-use lab::*;
 use std::time::Duration;
 use weir_client::{Client, Handle, OpenMode};
+use weir_lab::*;
 use weir_proto::InodeId;
 use weir_store::crash_points;
 

@@ -29,12 +29,12 @@ fn refusing(
 ) -> Arc<AtomicUsize> {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
-    let refusal: Refusal = Arc::new(move |call: &Call| {
+    let refusal: Answer = Arc::new(move |call: &Call| {
         let refused = error(call, counted.load(SeqCst))?;
         counted.fetch_add(1, SeqCst);
         Some(Handled::Now(Err(refused)))
     });
-    lab.refuse(n, Some(refusal));
+    lab.answer(n, Some(refusal));
     count
 }
 /// No target was taken out of a group.
@@ -75,7 +75,7 @@ fn a_busy_target_is_waited_for_and_not_suspected() {
         let begun = lab.world().now();
         let free = async {
             lab.world().sleep(Duration::from_secs(20)).await;
-            lab.refuse(0, None);
+            lab.answer(0, None);
         };
         let (synced, ()) = tokio::join!(a.fsync(h), free);
         synced.unwrap();
@@ -121,7 +121,7 @@ fn data_waits_for_targets_that_are_slow_but_alive() {
         let h = create(&a, "f").await;
         for n in 0..6 {
             let clock = lab.env("clock").clock;
-            let slow: Refusal = Arc::new(move |call: &Call| {
+            let slow: Answer = Arc::new(move |call: &Call| {
                 let clock = clock.clone();
                 let late = async move {
                     clock.sleep(2 * SHORT).await;
@@ -129,13 +129,13 @@ fn data_waits_for_targets_that_are_slow_but_alive() {
                 };
                 is_write(call).then(|| Handled::Later(Box::pin(late)))
             });
-            lab.refuse(n, Some(slow));
+            lab.answer(n, Some(slow));
         }
         write(&a, h, 0, &expected).await;
         let begun = lab.world().now();
         let quick = async {
             lab.world().sleep(10 * SHORT).await;
-            (0..6).for_each(|n| lab.refuse(n, None));
+            (0..6).for_each(|n| lab.answer(n, None));
         };
         let (synced, ()) = tokio::join!(a.fsync(h), quick);
         synced.unwrap();

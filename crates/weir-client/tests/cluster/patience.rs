@@ -56,7 +56,7 @@ fn a_client_follows_every_server_to_another_address() {
     });
 }
 
-/// No message shows that the leader's machine is gone: it is only silent.
+/// No message shows that the leader's machine lost power: it is only silent.
 #[test]
 fn a_client_leaves_a_silent_leader_for_the_one_that_took_over() {
     Lab::new(952).run(6, |lab| async move {
@@ -64,7 +64,7 @@ fn a_client_leaves_a_silent_leader_for_the_one_that_took_over() {
         let expected = pattern(1, 0, STRIPE + 500);
         let h = create(&a, "f").await;
         write(&a, h, 0, &expected).await;
-        lab.world().pause("meta");
+        lab.world().power_cut("meta");
         lab.move_to("meta-b", &[111]);
         // It is known to be down after its silence.
         lab.world().sleep(Duration::from_secs(2)).await;

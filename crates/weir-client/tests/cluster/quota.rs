@@ -1,8 +1,8 @@
 //! Claims about limits of volumes: they hold at the write, to the byte, for any writer; deleting frees space.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs, VolumeEdit};
+use weir_lab::*;
 use weir_proto::meta::Cred;
 use weir_proto::quota::{ALL_VOLUMES, DEFAULT_ID, Holder, ListOf, OwnerKind, ReclaimSpace, ReserveSpace};
 use weir_proto::volume::{Quota, Volume};

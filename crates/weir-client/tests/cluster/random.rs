@@ -1,11 +1,11 @@
 //! Random operations of two clients on a few files, with targets and the metadata leader killed and started
 //! again. Every read is compared with a plain array; at most m targets are gone at a time.
-use crate::lab::*;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
 use weir_env::Rng;
+use weir_lab::*;
 use weir_proto::InodeId;
 
 const ROOT: InodeId = InodeId::ROOT;

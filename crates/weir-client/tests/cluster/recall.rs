@@ -1,11 +1,11 @@
 //! Evicted files, on a whole simulated cluster: what applications see, with movers that work, fail or die.
-use crate::lab::*;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weir_client::{Allocate, Client, ClientConfig, Handle, NoKernel, OpenMode, Recall, SetAttrs};
 use weir_env::{Env, TaskHandle};
+use weir_lab::*;
 use weir_proto::recall::ByteRange;
 use weir_proto::{ErrorKind, InodeId, NameRule, VolumeId};
 

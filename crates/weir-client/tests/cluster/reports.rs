@@ -1,8 +1,8 @@
 //! When writes that went to targets directly are reported to the leader. Only reported bytes are shipped.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode};
+use weir_lab::*;
 use weir_proto::relation::What;
 use weir_proto::{InodeId, VolumeId};
 

@@ -1,10 +1,10 @@
 //! Claims about small files, which are inline until several clients have them open: then their bytes go to
 //! targets, and neither these nor concurrent writes are lost, with any client that sends them, and also if a
 //! lease is revoked in between.
-use crate::lab::*;
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
+use weir_lab::*;
 use weir_proto::{Error, ErrorKind, InodeId};
 
 const FILES: usize = 40;

@@ -1,10 +1,10 @@
 //! Claims: the file data in a snapshot never changes, with any later writes by any client; the files
 //! themselves read as without a snapshot.
-use crate::lab::files::{create, differs, read, write};
-use crate::lab::{CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;
 use std::time::Duration;
 use weir_client::{Allocate, Client, Handle, OpenMode, SetAttrs};
+use weir_lab::files::{create, differs, read, write};
+use weir_lab::{CELL, Lab, STRIPE, pattern, root};
 use weir_proto::{InodeId, VolumeId};
 
 const V: VolumeId = VolumeId::ROOT;

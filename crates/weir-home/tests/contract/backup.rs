@@ -1,7 +1,6 @@
 //! Claims about backups, in the simulated world with another Weir as the place: the next backup completes an
 //! interrupted one, and older ones do not change; expired backups are removed; one mover at a time makes
 //! backups.
-use crate::lab::{self, CELL, Lab, STRIPE, pattern, root};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::time::Duration;
 use weir_client::{BackupEdit, Client, OpenMode};
 use weir_home::backup::{Job, Made, Progress, TreeName, list};
 use weir_home::{Attrs, Expect, Home, HomePath, IdMap, LaneLimits, Make, WeirHome, WeirHomeConfig};
+use weir_lab::{CELL, Lab, STRIPE, new_volume, pattern, quota, root};
 use weir_proto::backup::{Backup, BackupOutcome, BackupRetention};
 use weir_proto::meta::{FileKind, Time};
 use weir_proto::volume::Volume;
@@ -30,7 +30,7 @@ struct Desk {
 }
 
 async fn make_volume(client: &Client) -> Volume {
-    client.create_volume(&root(), &lab::new_volume("data", lab::quota(0, 0))).await.unwrap()
+    client.create_volume(&root(), &new_volume("data", quota(0, 0))).await.unwrap()
 }
 
 impl Desk {

@@ -10,8 +10,6 @@
 mod backup;
 mod cases;
 mod directory;
-#[path = "../../../weir-client/tests/lab/mod.rs"]
-mod lab;
 mod mover;
 mod service;
 
@@ -66,7 +64,7 @@ async fn on_s3<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
 
 /// A whole cluster in the simulated world; home and stranger are two of its clients.
 fn on_weir<F: Future<Output = ()>>(case: impl FnOnce(Bench) -> F) {
-    lab::Lab::new(1).run(6, |lab| async move {
+    weir_lab::Lab::new(1).run(6, |lab| async move {
         let mut opened: Vec<Arc<dyn Home>> = Vec::new();
         for name in ["home", "stranger"] {
             let client = lab.client(name).await;

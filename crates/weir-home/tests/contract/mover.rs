@@ -1,6 +1,5 @@
 //! A mover with thousands of small files and a home that hangs: it holds a limited number of them, and ships
 //! all when home answers.
-use crate::lab::{self, Lab, root};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -8,6 +7,7 @@ use weir_client::{Client, NewRelation, OpenMode};
 use weir_env::BoxFuture;
 use weir_home::mover::{HomeOf, Mover, OpenHome};
 use weir_home::{Home, HomePath, IdMap, LaneLimits, Outcome, WeirHome, WeirHomeConfig};
+use weir_lab::{Lab, new_volume, quota, root};
 use weir_proto::InodeId;
 use weir_proto::relation::RelationState;
 
@@ -50,7 +50,7 @@ fn a_mover_holds_a_limited_number_of_files_of_a_home_that_hangs() {
     Lab::new(910).run(6, |lab| async move {
         let client = lab.client("a").await;
         let home = open_home(&lab, &client).await;
-        let volume = client.create_volume(&root(), &lab::new_volume("data", lab::quota(0, 0))).await.unwrap();
+        let volume = client.create_volume(&root(), &new_volume("data", quota(0, 0))).await.unwrap();
         for n in 0..FILES {
             let name = format!("f{n}").into_bytes();
             let made = client.create(&root(), volume.root, &name, 0o644, true, OpenMode::BOTH).await.unwrap();
