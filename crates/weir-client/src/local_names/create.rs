@@ -142,7 +142,7 @@ impl LocalNames {
     }
 }
 
-fn new_attr(ino: InodeId, mode: u32, owner: Owner, layout: Layout, at: Time) -> Attr {
+pub(super) fn new_attr(ino: InodeId, mode: u32, owner: Owner, layout: Layout, at: Time) -> Attr {
     Attr {
         ino,
         kind: FileKind::Regular,

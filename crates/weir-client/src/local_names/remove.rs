@@ -1,17 +1,18 @@
 //! Local removals, of files that this client alone uses, and local renames of files whose create is
 //! unreported: the report has the new name.
-use super::queue::Change;
+use super::queue::{Change, Queue};
 use super::{LocalNames, UNSENT_MAX, may_change, note_changed};
 use crate::inode::{Inode, LocalState, State};
 use crate::wall_time;
 use bytes::Bytes;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use weir_proto::InodeId;
 use weir_proto::meta::{Cred, LeaseKind, Time};
 use weir_proto::posix::Owned;
 use weir_proto::volume::TRASH;
 
 /// The way in which a file goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
     /// The leader never learns that it was created.
     Cancelled,
@@ -28,7 +29,8 @@ impl LocalNames {
         let Some(dir) = self.inodes.known(parent) else { return false };
         let file = dir.lock().name(name).flatten().filter(|ino| *ino != parent);
         let Some(inode) = file.and_then(|ino| self.inodes.known(ino)) else { return false };
-        match self.remove_name(&dir, &inode, cred, name) {
+        let removal = Removal { dir: &dir, file: &inode, name, cred, now: wall_time(&self.env) };
+        match removal.carry_out(&self.queue) {
             None => return false,
             Some(Way::Cancelled) => self.end_cancelled(&inode),
             Some(Way::Reported { begins }) => {
@@ -37,35 +39,6 @@ impl LocalNames {
             }
         }
         true
-    }
-
-    /// In one step: a report that begins meanwhile has the file, or does not.
-    fn remove_name(&self, dir: &Inode, inode: &Arc<Inode>, cred: &Cred, name: &[u8]) -> Option<Way> {
-        let now = wall_time(&self.env);
-        let mut st = dir.lock();
-        let dir_attr = may_change(&st, cred).filter(|_| st.name(name) == Some(Some(inode.ino)))?;
-        let mut file = inode.lock();
-        let owner = file.attr.as_ref()?.uid;
-        let mut queue = self.queue();
-        let has_space = queue.is_open(dir.ino) && queue.unsent(dir.ino) < UNSENT_MAX;
-        if !has_space || !Owned::of(dir_attr).lets_remove(cred, owner) {
-            return None;
-        }
-        let way = match file.local.state() {
-            LocalState::Created if !file.opens.is_open() && queue.cancel(dir.ino, inode.ino) => {
-                file.local.cancel();
-                Way::Cancelled
-            }
-            LocalState::Known if file.may_be_removed() => {
-                file.local.remove();
-                let (change, name) = (Change::Removed(now), Bytes::copy_from_slice(name));
-                Way::Reported { begins: queue.push(dir.ino, change, inode.clone(), name, cred) }
-            }
-            _ => return None,
-        };
-        st.names.note_removed(name);
-        note_changed(&mut st, -1, now);
-        Some(way)
     }
 
     fn end_cancelled(&self, inode: &Arc<Inode>) {
@@ -116,6 +89,46 @@ impl LocalNames {
     }
 }
 
+/// The removal of a name by a user.
+struct Removal<'a> {
+    dir: &'a Inode,
+    file: &'a Arc<Inode>,
+    name: &'a [u8],
+    cred: &'a Cred,
+    now: Time,
+}
+
+impl Removal<'_> {
+    /// In one step: a report that begins meanwhile has the file, or does not. `None`: ask the leader.
+    fn carry_out(&self, queue: &Mutex<Queue>) -> Option<Way> {
+        let Removal { dir, file, name, cred, now } = *self;
+        let mut st = dir.lock();
+        let dir_attr = may_change(&st, cred).filter(|_| st.name(name) == Some(Some(file.ino)))?;
+        let mut removed = file.lock();
+        let owner = removed.attr.as_ref()?.uid;
+        let mut queue = queue.lock().expect("no holder panics");
+        let has_space = queue.is_open(dir.ino) && queue.unsent(dir.ino) < UNSENT_MAX;
+        if !has_space || !Owned::of(dir_attr).lets_remove(cred, owner) {
+            return None;
+        }
+        let way = match removed.local.state() {
+            LocalState::Created if !removed.opens.is_open() && queue.cancel(dir.ino, file.ino) => {
+                removed.local.cancel();
+                Way::Cancelled
+            }
+            LocalState::Known if removed.may_be_removed() => {
+                removed.local.remove();
+                let (change, name) = (Change::Removed(now), Bytes::copy_from_slice(name));
+                Way::Reported { begins: queue.push(dir.ino, change, file.clone(), name, cred) }
+            }
+            _ => return None,
+        };
+        st.names.note_removed(name);
+        note_changed(&mut st, -1, now);
+        Some(way)
+    }
+}
+
 /// The file of this name, if the user may give it the new one without the leader: not in a sticky directory.
 fn may_rename(dir: &State, cred: &Cred, name: &[u8], new_name: &[u8]) -> Option<InodeId> {
     may_change(dir, cred).filter(|attr| !Owned::of(attr).is_sticky() || cred.uid == 0)?;
@@ -128,5 +141,88 @@ pub(super) fn removed_at(change: Change) -> Time {
     match change {
         Change::Removed(at) => at,
         Change::Created => Time { nanos: 0 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::create::{new_attr, no_lease};
+    use super::super::queue::{NumberLoan, Owner};
+    use super::*;
+    use crate::inode::Limits;
+    use std::sync::Barrier;
+    use weir_env::Instant;
+    use weir_proto::PgId;
+    use weir_proto::map::{Layout, Scheme};
+    use weir_proto::meta::{Attr, Entry, FileKind, Lease};
+
+    const DIR: InodeId = InodeId(5);
+    const NAME: &[u8] = b"f";
+    const ROUNDS: usize = 3000;
+
+    fn leased(ino: InodeId, attr: Attr) -> Arc<Inode> {
+        let inode = Arc::new(Inode::new(ino, 0));
+        let lease = Lease { kind: LeaseKind::Write, ..no_lease() };
+        inode.lock().apply(&Entry { attr, lease }, 1);
+        inode
+    }
+
+    /// A directory, a file that was created there, and the queue with its report.
+    fn created(cred: &Cred) -> (Arc<Inode>, Arc<Inode>, Mutex<Queue>) {
+        let scheme = Scheme { data: 4, parity: 2 };
+        let layout = Layout { scheme, cell_shift: 20, first_pg: PgId(0), pg_count: 3, seed: 0 };
+        let (owner, now) = (Owner { uid: cred.uid, gid: cred.gid }, Time { nanos: 1 });
+        let mut queue = Queue::default();
+        assert!(queue.note_create(DIR, 1, Instant(0)).is_some());
+        let loan = NumberLoan { first: InodeId(100), numbers: 9, layout, limits: Limits::default() };
+        queue.asked(DIR, Some(loan), Instant(0));
+        let (ino, layout, _) = queue.take_number(DIR, owner).unwrap();
+        let file = leased(ino, new_attr(ino, 0o644, owner, layout, now));
+        file.lock().local.create();
+        let attr = Attr { kind: FileKind::Directory, ..new_attr(DIR, 0o755, owner, layout, now) };
+        let dir = leased(DIR, attr);
+        dir.lock().names.note_created(NAME, ino);
+        queue.push(DIR, Change::Created, file.clone(), Bytes::from_static(NAME), cred);
+        (dir, file, Mutex::new(queue))
+    }
+
+    /// Reports all creates. Returns whether there were any.
+    fn report(queue: &Mutex<Queue>) -> bool {
+        let batch = queue.lock().unwrap().next_batch(DIR);
+        for created in &batch {
+            created.inode.lock().begin_report(|_, _| Bytes::new());
+        }
+        for created in &batch {
+            created.inode.lock().end_report(2);
+        }
+        queue.lock().unwrap().end_batch(DIR);
+        !batch.is_empty()
+    }
+
+    /// In each round they meet at another moment.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "two threads of the machine, as of a mount")]
+    fn a_removal_that_meets_a_report_leaves_nothing_unreported() {
+        let cred = Cred { uid: 1, gid: 1, groups: vec![] };
+        for round in 0..ROUNDS {
+            let (dir, file, queue) = created(&cred);
+            let begin = Barrier::new(2);
+            let removal = Removal { dir: &dir, file: &file, name: NAME, cred: &cred, now: Time { nanos: 2 } };
+            let (way, reported) = std::thread::scope(|scope| {
+                let reporting = scope.spawn(|| {
+                    begin.wait();
+                    report(&queue)
+                });
+                begin.wait();
+                (removal.carry_out(&queue), reporting.join().expect("the report ends"))
+            });
+            let ends = match way {
+                Some(Way::Cancelled) => (false, LocalState::Known),
+                Some(Way::Reported { .. }) => (true, LocalState::Removed),
+                None => (true, LocalState::Known),
+            };
+            assert_eq!((reported, file.lock().local.state()), ends, "round {round}: {way:?}");
+            queue.lock().unwrap().check();
+        }
     }
 }
