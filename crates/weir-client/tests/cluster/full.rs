@@ -1,7 +1,8 @@
 //! Claim: a write that one full target refuses changes nothing, for any reader.
 use bytes::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
-use weir_client::{Client, Handle, OpenMode, SetAttrs};
+use weir_client::{Client, Handle, NoKernel, OpenMode, SetAttrs};
 use weir_lab::*;
 use weir_proto::map::ClusterMap;
 use weir_proto::relation::What;
@@ -141,7 +142,8 @@ fn a_write_error_is_also_returned_by_fsync_and_close() {
     let lab = Lab::new(74);
     lab.world().set_disk_capacity("s1", FULL_BYTES);
     lab.run(6, |lab| async move {
-        let a = lab.client("a").await;
+        // Little memory, so that the error comes after few bytes.
+        let a = lab.client_with("a", 16 << 20, Arc::new(NoKernel)).await;
         let h = create(&a).await;
         let mut at = 0;
         let error = loop {
