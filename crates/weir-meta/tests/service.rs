@@ -65,7 +65,10 @@ fn readers_need_no_cluster_map_that_the_leader_lacks() {
             let noted = a.call(&NoteMap { session: a.session, map_version }).await;
             assert_eq!(noted.map_err(|e| e.kind), if is_fine { Ok(()) } else { Err(ErrorKind::Unavailable) });
             let lease = a.open(ino, true, false).await.unwrap().entry.lease;
-            assert_eq!(lease.map_version, MAP_VERSION, "what it had when it began, or was told since");
+            assert_eq!(
+                lease.map_version, MAP_VERSION,
+                "the leader's version at its start, or one that was noted since"
+            );
         }
     });
 }
@@ -185,7 +188,7 @@ fn a_dead_writers_file_is_recovered_by_the_next_one() {
         assert_eq!(
             (opened.kind, opened.recover),
             (LeaseKind::None, true),
-            "nobody reads before the recovery"
+            "no client reads before the recovery"
         );
         let taken = b.acquire(ino, LeaseKind::Write).await.unwrap().lease;
         assert_eq!((taken.kind, taken.recover, taken.token_epoch), (LeaseKind::Write, true, 256));
@@ -385,7 +388,7 @@ fn a_second_writers_bytes_are_recovered_after_its_death() {
             assert!(b.getattr(ino).await.unwrap().lease.recover, "a may have left something");
             assert!(!b.getattr(own).await.unwrap().lease.recover, "a has never written this");
             let clean = b.commit(ino, 2, 5, true).await.unwrap().lease;
-            assert!(clean.recover, "b says that all is told, but it does not speak for a");
+            assert!(clean.recover, "b has reported all of its own changes, and not those of a");
             let taken = b.acquire(ino, LeaseKind::Write).await.unwrap().lease;
             assert_eq!((taken.kind, taken.recover), (LeaseKind::Write, true));
             b.call(&Recovered { op: b.op(), ino, token_epoch: taken.token_epoch }).await.unwrap();
@@ -471,7 +474,7 @@ fn an_expired_session_closes_nameless_files_targets_are_swept() {
         *node.targets.away.lock().unwrap() = false;
         world.sleep(Duration::from_secs(5)).await;
         let dropped: Vec<_> = node.targets.dropped.lock().unwrap().iter().map(|f| f.inode).collect();
-        assert_eq!(dropped, [ino], "told until it answered, and then no more");
+        assert_eq!(dropped, [ino], "a request until it is answered, and no other one");
     });
 }
 

@@ -383,7 +383,7 @@ impl Test {
                 self.group.back(id);
             }
             let leader =
-                self.group.leader.or_else(|| self.group.current().next()).expect("somebody is current");
+                self.group.leader.or_else(|| self.group.current().next()).expect("a member is current");
             self.learn(leader).await;
             let leads = self.nodes[usize::from(leader)].leading.is_some();
             if self.group.leader.is_none() || !leads {

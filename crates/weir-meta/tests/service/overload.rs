@@ -222,6 +222,6 @@ fn connections_that_end_together_are_searched_together() {
         mounts.iter().for_each(|mount| mount.connection.close("all at once"));
         world.sleep(Duration::from_secs(5)).await;
         let asked = GONE_ASKED.get() - before;
-        assert!((100..=1000).contains(&asked), "{asked} looks at 100 processes");
+        assert!((100..=1000).contains(&asked), "{asked} checks of 100 processes");
     });
 }

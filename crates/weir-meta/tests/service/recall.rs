@@ -83,7 +83,11 @@ fn bytes_are_evicted_recalled_and_present() {
         assert_eq!(user.acquire(ino, LeaseKind::Write).await.unwrap().lease.kind, LeaseKind::Write);
         let evicted = mover.evict(ino, 0, u64::MAX).await.unwrap();
         assert_eq!(evicted.ranges, [ByteRange { from: 0, to: 40 * STRIPE + 3 }]);
-        assert_eq!(user.revoked().last(), Some(&(ino, LeaseKind::None)), "whoever caches it is told");
+        assert_eq!(
+            user.revoked().last(),
+            Some(&(ino, LeaseKind::None)),
+            "clients that cache it are notified"
+        );
         // The targets are notified once it is certain, again if they do not answer.
         until(&world, || !meta.targets.evicted.lock().unwrap().is_empty()).await;
         let dropped = meta.targets.evicted.lock().unwrap().clone();
@@ -411,7 +415,7 @@ fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
         world.kill("meta");
         drop(meta);
         let _meta = start(&world).await;
-        // The evictor looks each second.
+        // The evictor checks each second.
         user.env.clock.sleep(Duration::from_millis(u64::from(LEASE_MS) * 3 / 4)).await;
         user.reconnect("user").await;
         user.resume(vec![held(&made, LeaseKind::Write, 0, 1)]).await.unwrap();
@@ -419,7 +423,7 @@ fn after_a_restart_nothing_is_evicted_before_opens_are_known() {
         assert_eq!(user.tier_state(ino).await.evicted, 0, "it is open for writing");
         user.close(ino, true).await.unwrap();
         user.env.clock.sleep(Duration::from_secs(10)).await;
-        assert!(user.tier_state(ino).await.evicted > 0, "nobody writes it any more");
+        assert!(user.tier_state(ino).await.evicted > 0, "no client writes it any more");
     });
 }
 

@@ -118,7 +118,7 @@ fn a_file_sent_in_parts_continues_after_each_report() {
         complete(&mover, relation, &[], vec![wrote(&first[0], done())]).await;
         let second = assigned().await;
         assert_eq!((second[0].offset, second[0].len), (part, part));
-        assert_eq!(second[0].expect.fingerprint, b("s"), "what was told");
+        assert_eq!(second[0].expect.fingerprint, b("s"), "the reported fingerprint");
     });
 }
 
@@ -205,7 +205,7 @@ fn a_complete_file_is_recovered_if_its_next_writer_dies() {
         let next = Client::start(&world, "next").await;
         next.open(ino, false, true).await.unwrap();
         next.acquire(ino, LeaseKind::Write).await.unwrap();
-        assert!(!is_settled().await, "somebody writes it");
+        assert!(!is_settled().await, "a client writes it");
         next.call(&SessionClose { session: next.session }).await.unwrap();
         let mut orphans = Vec::new();
         while orphans.is_empty() {

@@ -912,7 +912,7 @@ fn names_of_an_imported_home_come_when_they_are_wanted() {
         let mtime = Time { nanos: 1_500_000_000_000_000_123 };
         assert_eq!((a.kind, a.mode, a.uid, a.gid, a.mtime), (FileKind::Directory, 0o751, 5, 6, mtime));
         let names: Vec<String> = list(&user, ROOT).await.iter().map(|e| text(&e.name)).collect();
-        assert_eq!(names, ["a", "f", "e", "g"], "in pieces, told twice, and nothing after the end");
+        assert_eq!(names, ["a", "f", "e", "g"], "in parts, each reported twice, and nothing after the end");
         let f = user.lookup(ROOT, "f").await.unwrap().entry.unwrap().attr;
         assert_eq!((f.size, f.evicted, f.nlink, f.mtime), (10, 10, 2, mtime));
         assert_eq!(user.lookup(ROOT, "g").await.unwrap().entry.unwrap().attr.ino, f.ino);
@@ -1138,7 +1138,7 @@ fn directories_of_a_mirror_are_read_again() {
         assert_eq!(list(&user, ROOT).await.len(), 1);
         assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "it was read a moment ago");
         user.env.clock.sleep(std::time::Duration::from_secs(5)).await;
-        assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "nobody looks");
+        assert_eq!(mover.call(&take(1000)).await.unwrap().relations, [], "no client reads it");
         assert_eq!(list(&user, ROOT).await.len(), 1);
         let again = ListWork { dir: ROOT, path: Bytes::new(), again: true };
         let work = mover.call(&take(1000)).await.unwrap().relations.remove(0);
