@@ -25,7 +25,7 @@ pub use fragments::{
     stripe_known,
 };
 pub(crate) use log::same_write;
-pub use log::{Appended, Numbering, append, holds, install_overlays};
+pub use log::{Appended, NewOverlay, Numbering, append, holds, install_overlays};
 
 /// Under which group, epoch and scheme a request acts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

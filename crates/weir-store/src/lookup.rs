@@ -5,6 +5,7 @@ use crate::alloc::{Extent, Geometry};
 use crate::cells::{self, Scope};
 use crate::entries::get;
 use crate::format::*;
+use std::ops::Range;
 use weir_kv::{Read, Scan, SharedKv};
 use weir_proto::data::{CellStat, CellSummary};
 use weir_proto::{CellId, FileId, PgId, Result, Seq, Version};
@@ -50,15 +51,15 @@ pub fn summary(r: &dyn Read, cell: CellId) -> Result<Option<CellSummary>> {
     }))
 }
 
-/// The next cells of a file's stripes in `from..to` (`u64::MAX`: all from there on), in order.
+/// The next cells of these stripes of a file (up to `u64::MAX`: all from the first one on), in order.
 pub fn file_cells(
     r: &dyn Read,
     file: FileId,
-    (from_stripe, to_stripe): (u64, u64),
+    stripes: Range<u64>,
     after: Option<CellId>,
     limit: usize,
 ) -> Result<Vec<CellId>> {
-    let (mut start, end) = stripes_range(HEADER, file, from_stripe, to_stripe);
+    let (mut start, end) = stripes_range(HEADER, file, stripes.start, stripes.end);
     if let Some(cell) = after {
         start = header_key(cell);
         start.push(0);

@@ -55,17 +55,19 @@ pub struct Bytes16 {
     pub block_crcs: Vec<u32>,
 }
 
+/// A range of a cell, and which of its states: `version` counts for the base only.
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub cell: CellId,
+    pub view: ReadView,
+    pub version: Version,
+    pub offset: u32,
+    pub len: u32,
+}
+
 impl Plan {
-    pub fn new(
-        read: &dyn Read,
-        scope: &Scope,
-        cell: CellId,
-        view: ReadView,
-        version: Version,
-        offset: u32,
-        len: u32,
-        guard: Option<ReadGuard>,
-    ) -> Result<Plan> {
+    pub fn new(read: &dyn Read, scope: &Scope, part: Part, guard: Option<ReadGuard>) -> Result<Plan> {
+        let Part { cell, view, version, offset, len } = part;
         if !offset.is_multiple_of(CHECKSUM_BLOCK) || offset > CELL_BYTES_MAX || len > CELL_BYTES_MAX {
             return Err(Error::invalid(format!(
                 "read of {len} bytes at {offset} of cell {cell}: start at a multiple of {CHECKSUM_BLOCK}, at most {CELL_BYTES_MAX}"

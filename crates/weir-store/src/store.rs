@@ -12,7 +12,7 @@ use crate::entries::get;
 use crate::format::*;
 use crate::index::Index;
 use crate::lookup;
-use crate::read::{BadBlock, Plan};
+use crate::read::{BadBlock, Part, Plan};
 use crate::slab::{Purpose, Slabs, available};
 use crate::spill::Spill;
 use crate::stall::{DiskWatch, UnderWay};
@@ -140,20 +140,13 @@ impl Store {
     pub fn plan_read(&self, scope: &Scope, read: &ReadCell) -> Result<Plan> {
         self.usable()?;
         scope.check_index(read.cell)?;
+        let ReadCell { cell, view, version, offset, len, .. } = *read;
+        let part = Part { cell, view, version, offset, len };
         let mut guard = Some(self.slabs.begin_read());
         let mut plan = None;
         self.kv.read(&mut |r| {
             cells::refuse_lower(r, scope.group, scope.epoch)?;
-            plan = Some(Plan::new(
-                r,
-                scope,
-                read.cell,
-                read.view,
-                read.version,
-                read.offset,
-                read.len,
-                guard.take(),
-            )?);
+            plan = Some(Plan::new(r, scope, part, guard.take())?);
             // In an older copy only committed versions are the same as the other members'.
             let committed = get::<Fragment>(r, &base_key(read.cell))?.map(|b| b.version);
             if scope.lost_at > Epoch(0) && committed != Some(read.version) {
@@ -193,7 +186,7 @@ impl Store {
         let mut found = None;
         self.kv.read(&mut |r| {
             cells::refuse_lower(r, scope.group, scope.epoch)?;
-            found = lookup::file_cells(r, file, (from, u64::MAX), None, 1)?.first().map(|cell| cell.stripe);
+            found = lookup::file_cells(r, file, from..u64::MAX, None, 1)?.first().map(|cell| cell.stripe);
             Ok(())
         })?;
         Ok(found)

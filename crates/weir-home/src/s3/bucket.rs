@@ -3,7 +3,7 @@
 //! Invariant: all keys begin with the home's prefix.
 use super::{
     S3HomeConfig,
-    client::{Ask, Client, Failure, implied_dir},
+    client::{Ask, Client, CopySource, Failure, implied_dir},
     key::{KEY_BYTES_MAX, decode, dir_key, encode, file_key},
     meta::{Meta, Object},
 };
@@ -196,7 +196,7 @@ impl Bucket {
             let (mut etags, mut at) = (Vec::new(), 0);
             while at < object.size {
                 let end = object.size.min(at + self.copy_part_bytes);
-                let source = (from, object.etag.as_str(), at..end);
+                let source = CopySource { key: from, etag: &object.etag, range: at..end };
                 etags.push(self.client.copy_part(to, &upload, etags.len() as u16 + 1, source)?);
                 at = end;
             }

@@ -184,6 +184,13 @@ impl<'a> Ask<'a> {
     }
 }
 
+/// A range of an object's version with this ETag.
+pub(super) struct CopySource<'a> {
+    pub(super) key: &'a str,
+    pub(super) etag: &'a str,
+    pub(super) range: Range<u64>,
+}
+
 struct Parts<'a> {
     left: &'a [Bytes],
     at: usize,
@@ -418,9 +425,10 @@ impl Client {
         key: &str,
         upload: &str,
         number: u16,
-        (from, etag, range): (&str, &str, Range<u64>),
+        source: CopySource<'_>,
     ) -> Answer<String> {
         let ask = Ask::default().query("partNumber", number).query("uploadId", upload);
+        let CopySource { key: from, etag, range } = source;
         let ask = self
             .source(ask, from, etag)
             .header("x-amz-copy-source-range", format!("bytes={}-{}", range.start, range.end - 1));

@@ -6,7 +6,7 @@
 //! contents are unknown.
 use super::{
     bucket::Bucket,
-    client::{Ask, Failure},
+    client::{Ask, CopySource, Failure},
     key::{FIRST_PART_BYTES, part_at, part_start},
     meta::{Meta, Object, split_upload, with_upload},
     names::plain,
@@ -300,8 +300,8 @@ impl Open {
             let body = self.bytes(state, range)?;
             return self.put_part(state, number, &body);
         }
-        let (upload, source) =
-            (state.upload.as_deref().unwrap_or_default(), (&*self.key, &*state.base.etag, range.clone()));
+        let upload = state.upload.as_deref().unwrap_or_default();
+        let source = CopySource { key: &self.key, etag: &state.base.etag, range: range.clone() };
         let etag = self.bucket.client.copy_part(&self.key, upload, number, source).map_err(self.failed())?;
         state.parts.insert(number, (etag, range.end - range.start));
         Ok(())

@@ -61,18 +61,26 @@ impl Appended {
     }
 }
 
-/// Logs an overlay of a data cell, here or as a mirror. `inline`: its data, unless in `overlay.extent` or
-/// zeros.
+/// An overlay to be logged, with what its record has besides.
+#[derive(Clone, Copy)]
+pub struct NewOverlay<'a> {
+    pub overlay: &'a Overlay,
+    /// Its data, unless in `overlay.extent` or zeros.
+    pub inline: &'a [u8],
+    /// Members that do not log it.
+    pub missing: u64,
+}
+
+/// Logs an overlay of a data cell, here or as a mirror.
 pub fn append(
     txn: &mut dyn Txn,
     scope: &Scope,
     cell: CellId,
     numbering: Numbering,
-    overlay: &Overlay,
-    inline: &[u8],
-    missing: u64,
+    new: NewOverlay<'_>,
     delta: &mut Delta,
 ) -> Result<Appended> {
+    let NewOverlay { overlay, inline, missing } = new;
     match numbering {
         // It passed the fence when it was first logged; data that a truncation has made void since stays
         // void.

@@ -11,7 +11,7 @@ use crate::cells::{self, Admission, Delta, Scope};
 use crate::crash_points;
 use crate::entries::get;
 use crate::format::*;
-use crate::read::{CELL_BYTES_MAX, Plan};
+use crate::read::{CELL_BYTES_MAX, Part, Plan};
 use crate::recent_map::RecentMap;
 use crate::slab::Purpose;
 use bytes::Bytes;
@@ -228,9 +228,11 @@ impl Store {
         self.forget_lost(scope, cell)?;
         let guard = self.slabs.begin_read();
         let mut planned = None;
+        let (view, any) = (ReadView::Merged, Version(0));
+        let whole = Part { cell, view, version: any, offset: 0, len: CELL_BYTES_MAX };
         self.kv.read(&mut |r| {
             cells::check_fence(r, cell.file, version.token_epoch())?;
-            planned = Some(Plan::new(r, scope, cell, ReadView::Merged, Version(0), 0, CELL_BYTES_MAX, None)?);
+            planned = Some(Plan::new(r, scope, whole, None)?);
             Ok(())
         })?;
         let plan = planned.expect("a read that succeeds has planned");

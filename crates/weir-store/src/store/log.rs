@@ -1,7 +1,7 @@
 //! Overlays of a target: appends to the log of a cell, and reads of the log for mirrors and repair.
 use super::Store;
 use crate::alloc::Extent;
-use crate::cells::{self, Appended, Numbering, Scope};
+use crate::cells::{self, Appended, NewOverlay, Numbering, Scope};
 use crate::format::*;
 use crate::read::{CELL_BYTES_MAX, inline_data};
 use bytes::Bytes;
@@ -89,8 +89,8 @@ impl Store {
                     Some(stopped @ (Appended::Gap { .. } | Appended::Void(_))) => *stopped,
                     _ => {
                         let (overlay, inline) = (write.logged(*extent), write.inline(*extent));
-                        let (numbering, missing) = (numbering.after(n), write.missing);
-                        cells::append(txn, scope, write.cell, numbering, &overlay, inline, missing, delta)?
+                        let new = NewOverlay { overlay: &overlay, inline, missing: write.missing };
+                        cells::append(txn, scope, write.cell, numbering.after(n), new, delta)?
                     }
                 };
                 if !matches!(outcome, Appended::At(_)) {

@@ -42,7 +42,7 @@ impl Store {
                     // A target that copies a closed place may already have these cells: the caller repeats it
                     // under the next map.
                     epochs.iter().try_for_each(|at| cells::refuse_closed(txn, at.group, at.epoch))?;
-                    batch = lookup::file_cells(txn, file, (from_stripe, to_stripe), after, DROP_BATCH)?;
+                    batch = lookup::file_cells(txn, file, from_stripe..to_stripe, after, DROP_BATCH)?;
                     batch.iter().try_for_each(|cell| cells::drop_void(txn, *cell, token_epoch, delta))
                 })?
                 .max(last);

@@ -15,7 +15,7 @@ use weir_proto::data::OverlayKind;
 use weir_proto::map::MemberState;
 use weir_proto::{Epoch, Seq, Version};
 use weir_store::alloc::Extent;
-use weir_store::cells::{self, Appended, Numbering};
+use weir_store::cells::{self, Appended, NewOverlay, Numbering};
 use weir_store::format::{
     Fence, OVERLAY_DATA, Overlay, Truncation, cell_key, fence_key, header_key, overlay_data_key,
 };
@@ -300,7 +300,8 @@ fn append(
     let made = target.change(|txn, delta| {
         cells::check_epoch(txn, GROUP, scope.epoch)?;
         let missing = down_mask(view.group());
-        let outcome = cells::append(txn, &scope, cell(index), numbering, overlay, &[byte], missing, delta)?;
+        let new = NewOverlay { overlay, inline: &[byte], missing };
+        let outcome = cells::append(txn, &scope, cell(index), numbering, new, delta)?;
         appended.set(Some(outcome));
         Ok(())
     });
