@@ -97,7 +97,7 @@ impl Quota {
     pub fn end_commit(&self, st: &mut State, committing: Option<Committing<'_>>, added: u64) {
         let added = if st.quota.is_limited() { added } else { 0 };
         let (account, is_changed) = (st.quota.limited(), st.write.local().is_some());
-        self.reservations.end_commit(committing, (account, added), st.quota.settle(is_changed));
+        self.reservations.end_commit(committing, account, added, st.quota.settle(is_changed));
     }
 
     /// The part of `data` that the quota has space for; an error if there is none. `at` `None`: at the end of

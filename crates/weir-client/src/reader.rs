@@ -20,6 +20,7 @@ use crate::status::Counters;
 use crate::tiering::Tiering;
 use crate::types::{ClientConfig, Handle};
 use bytes::Bytes;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -418,7 +419,7 @@ impl Reader {
                 st.pages.begin_fetch(a, b);
                 let (me, inode, data_change) = (self.clone(), inode.clone(), st.pages.data_change());
                 self.env.tasks.spawn("read ahead", async move {
-                    me.fetch_ahead(&inode, layout, (a, b), size, data_change).await;
+                    me.fetch_ahead(&inode, layout, a..b, size, data_change).await;
                     inode.lock().pages.end_fetch(a);
                     inode.changed.notify_waiters();
                 });
@@ -430,18 +431,18 @@ impl Reader {
         &self,
         inode: &Inode,
         layout: Layout,
-        range: (u64, u64),
+        range: Range<u64>,
         size: u64,
         data_change: u64,
     ) {
         let cached: u64 = {
             let cache = self.memory.cache();
-            cache.covered(inode.ino, range.0, range.1)
+            cache.covered(inode.ino, range.start, range.end)
         };
-        if cached == range.1 - range.0 {
+        if cached == range.end - range.start {
             return;
         }
-        match self.objects.fetch(inode, layout, &[range], self.leader.deadline()).await {
+        match self.objects.fetch(inode, layout, &[(range.start, range.end)], self.leader.deadline()).await {
             Ok(fetched) => {
                 for (at, bytes) in fetched.parts {
                     self.keep_fetched(inode, at, &bytes, size, data_change, true);

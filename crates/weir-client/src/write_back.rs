@@ -100,7 +100,7 @@ impl WriteBack {
                     sent.chain(st.write.due().map(|stripe| (stripe, Awaited::Start))).collect()
                 });
                 let (mut begun, mut st) = (Vec::new(), st);
-                let advanced = self.advance(inode, &mut st, waiting, (occasion, &mut begun));
+                let advanced = self.advance(inode, &mut st, waiting, occasion, &mut begun);
                 drop(st);
                 self.begin_sends(begun);
                 advanced?;
@@ -118,7 +118,8 @@ impl WriteBack {
         inode: &Arc<Inode>,
         st: &mut State,
         waiting: &mut BTreeMap<u64, Awaited>,
-        (occasion, begun): (Occasion, &mut Vec<Send>),
+        occasion: Occasion,
+        begun: &mut Vec<Send>,
     ) -> Result<()> {
         for stripe in waiting.keys().copied().collect::<Vec<_>>() {
             let under_way = st.write.send_of(stripe);

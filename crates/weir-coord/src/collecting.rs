@@ -67,7 +67,8 @@ impl Collections {
     /// of their numbers, from `asked.after` on.
     pub fn collect(
         self: &Arc<Self>,
-        (env, name): (&Env, &str),
+        env: &Env,
+        name: &str,
         asked: Collect,
         peers: impl FnOnce() -> Vec<Connection>,
     ) -> Result<BoxFuture<'static, Result<Reply>>> {

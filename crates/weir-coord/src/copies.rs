@@ -77,7 +77,8 @@ impl Cluster {
     pub async fn leader_silent(
         &self,
         namespace: NamespaceId,
-        (leader, epoch): (NodeId, Epoch),
+        leader: NodeId,
+        epoch: Epoch,
         silent: Duration,
     ) -> Result<()> {
         let (node, silent_ms) = (self.joined()?, u32::try_from(silent.as_millis()).unwrap_or(u32::MAX));

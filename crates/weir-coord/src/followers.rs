@@ -77,9 +77,14 @@ impl Followers {
     }
 
     /// Asks the processes for their reports.
-    pub fn collect(&self, by: (&Env, &str), asked: Collect) -> Result<BoxFuture<'static, Result<Reply>>> {
+    pub fn collect(
+        &self,
+        env: &Env,
+        name: &str,
+        asked: Collect,
+    ) -> Result<BoxFuture<'static, Result<Reply>>> {
         let after = asked.after;
-        self.collections.collect(by, asked, || self.processes(after))
+        self.collections.collect(env, name, asked, || self.processes(after))
     }
 
     /// Connections of nodes, mounts and movers with numbers above `after`, in order.

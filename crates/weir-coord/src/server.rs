@@ -443,7 +443,7 @@ impl Coordinator {
                 Handled::Now(Ok(Reply::new(&self.waits().list(self.env.clock.now()))))
             }
             Collect::METHOD => {
-                Handled::Later(self.followers.collect((&self.env, &self.name), call.decode()?)?)
+                Handled::Later(self.followers.collect(&self.env, &self.name, call.decode()?)?)
             }
             ReportEvents::METHOD | GetEvents::METHOD | MarkEvents::METHOD => self.log.answer(call)?,
             TokenCreate::METHOD..=CertificateKept::METHOD => {

@@ -112,8 +112,7 @@ impl Core {
             }
         };
         let found = Found::from(found, base);
-        let journal =
-            Journal::new(&found.tail, found.state.seq, durable, role.copies(), (&env, lock.clone()))?;
+        let journal = Journal::new(&found.tail, found.state.seq, durable, role.copies(), &env, lock.clone())?;
         let core = Core {
             env,
             shelf,

@@ -301,7 +301,8 @@ impl Journal {
         synced: CommitSeq,
         durable: CommitSeq,
         copies: Arc<dyn Copies>,
-        (env, lock): (&Env, Arc<dyn File>),
+        env: &Env,
+        lock: Arc<dyn File>,
     ) -> Result<Journal> {
         let pen = Pen::at(tail, env.tasks.clone()).map_err(|e| unread_end(tail, &e))?;
         Ok(Journal {

@@ -54,8 +54,8 @@ impl Owners {
         (1..=USERS).for_each(|uid| self.raise(OwnerKind::User, uid, each));
         self.raise(OwnerKind::Group, gid, of_group);
         let set_both = async {
-            set(client, volume, (OwnerKind::User, DEFAULT_ID), Some(each)).await?;
-            set(client, volume, (OwnerKind::Group, gid), Some(of_group)).await
+            set(client, user_of(volume, DEFAULT_ID), Some(each)).await?;
+            set(client, Holder { volume, kind: OwnerKind::Group, id: gid }, Some(of_group)).await
         };
         // They may not be set: then nothing is limited.
         set_both.await.inspect_err(|_| self.most().values_mut().for_each(|most| *most = u64::MAX))
@@ -65,10 +65,10 @@ impl Owners {
         self.check(client, volume, "meanwhile").await?;
         let uid = 1 + rng.below(USERS.into()) as u32;
         if rng.below(4) == 0 {
-            return set(client, volume, (OwnerKind::User, uid), None).await;
+            return set(client, user_of(volume, uid), None).await;
         }
         self.raise(OwnerKind::User, uid, bytes);
-        set(client, volume, (OwnerKind::User, uid), Some(bytes)).await
+        set(client, user_of(volume, uid), Some(bytes)).await
     }
     /// The superuser is about to give a file to that user and its group.
     pub fn will_own(&self, cred: &Cred) {
@@ -114,10 +114,10 @@ impl Owners {
         until: weir_env::Instant,
     ) -> Result<()> {
         let user = cred_of(2);
-        let holder = (OwnerKind::User, user.uid);
-        let used = usage_of(client, volume.id, holder).await?;
+        let holder = user_of(volume.id, user.uid);
+        let used = usage_of(client, holder).await?;
         let limit = used + 150_000;
-        set(client, volume.id, holder, Some(limit)).await?;
+        set(client, holder, Some(limit)).await?;
         let name = b"fills a user's";
         let made = client.create(&user, volume.root, name, 0o644, true, OpenMode::BOTH).await?;
         let mut at = 0;
@@ -126,7 +126,7 @@ impl Owners {
                 Ok(written) => at += written as u64,
                 Err(e) if e.kind == ErrorKind::OverQuota => {
                     client.fsync(made.handle).await?;
-                    let used = usage_of(client, volume.id, holder).await?;
+                    let used = usage_of(client, holder).await?;
                     if used == limit {
                         break;
                     }
@@ -142,19 +142,19 @@ impl Owners {
     }
 }
 
-async fn set(
-    client: &Client,
-    volume: VolumeId,
-    (kind, id): (OwnerKind, u32),
-    bytes: Option<u64>,
-) -> Result<()> {
-    let quota = bytes.map(|bytes| Quota { bytes_hard: Some(bytes), ..Quota::NONE });
-    client.set_owner_limit(&root_cred(), Holder { volume, kind, id }, quota).await.map(drop)
+fn user_of(volume: VolumeId, uid: u32) -> Holder {
+    Holder { volume, kind: OwnerKind::User, id: uid }
 }
 
-async fn usage_of(client: &Client, volume: VolumeId, (kind, id): (OwnerKind, u32)) -> Result<u64> {
-    let rows = rows(client, volume).await?;
-    Ok(rows.iter().find(|r| (r.holder.kind, r.holder.id) == (kind, id)).map_or(0, |r| r.bytes))
+async fn set(client: &Client, holder: Holder, bytes: Option<u64>) -> Result<()> {
+    let quota = bytes.map(|bytes| Quota { bytes_hard: Some(bytes), ..Quota::NONE });
+    client.set_owner_limit(&root_cred(), holder, quota).await.map(drop)
+}
+
+async fn usage_of(client: &Client, holder: Holder) -> Result<u64> {
+    let rows = rows(client, holder.volume).await?;
+    let is_of_holder = |row: &&OwnerUsage| (row.holder.kind, row.holder.id) == (holder.kind, holder.id);
+    Ok(rows.iter().find(is_of_holder).map_or(0, |row| row.bytes))
 }
 
 async fn rows(client: &Client, volume: VolumeId) -> Result<Vec<OwnerUsage>> {

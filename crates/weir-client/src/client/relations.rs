@@ -66,7 +66,8 @@ impl Client {
         &'a self,
         cred: &'a Cred,
         relation: RelationId,
-        (include, exclude): (Option<Vec<String>>, Option<Vec<String>>),
+        include: Option<Vec<String>>,
+        exclude: Option<Vec<String>>,
         bytes_per_s: Option<u64>,
     ) -> BoxFuture<'a, Result<RelationRules>> {
         Box::pin(async move {

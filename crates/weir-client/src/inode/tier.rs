@@ -41,9 +41,9 @@ impl TierState {
         self.evicted.as_ref().is_none_or(|ranges| touches(ranges, from, to))
     }
 
-    pub fn begin_evicting(&mut self, range: (u64, u64)) {
+    pub fn begin_evicting(&mut self, from: u64, to: u64) {
         assert!(self.evicting.is_none(), "one eviction at a time, under the file's lock on flushes");
-        self.evicting = Some(range);
+        self.evicting = Some((from, to));
         self.eviction_turns();
     }
     pub fn end_evicting(&mut self) {

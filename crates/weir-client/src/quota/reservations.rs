@@ -81,7 +81,8 @@ impl Reservations {
     pub fn end_commit(
         &self,
         committing: Option<Committing<'_>>,
-        (account, added): (Account, u64),
+        account: Account,
+        added: u64,
         settled: impl Iterator<Item = Settled>,
     ) {
         {
@@ -179,7 +180,7 @@ mod tests {
         // Their bytes are committed: nothing is reserved, and the next leader is asked for owners again.
         for uid in [1, 2] {
             let settled = Settled { account: account(uid), before: 30, now: 0 };
-            all.end_commit(None, (account(uid), 30), [settled].into_iter());
+            all.end_commit(None, account(uid), 30, [settled].into_iter());
         }
         (0..3).for_each(|_| drop(all.take_unused()));
         assert!(!all.is_of_volumes());
@@ -201,7 +202,7 @@ mod tests {
             assert!(all.gate.try_write().is_err(), "a request may begin while bytes are counted twice");
             settled.pop()
         });
-        all.end_commit(committing, (account, 75), settled);
+        all.end_commit(committing, account, 75, settled);
         assert!(all.gate.try_write().is_ok());
         assert_eq!((all.free(account), all.begin_asking(account)), (20, 5));
     }

@@ -48,10 +48,10 @@ fn quiet_part(st: &State, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64,
 impl State {
     /// Begins an eviction of the idle part of a range.
     fn begin_evicting(&mut self, stripe_bytes: u64, from: u64, to: u64) -> Option<(u64, u64)> {
-        let range = quiet_part(self, stripe_bytes, from, to)?;
-        self.tier.begin_evicting(range);
+        let (from, to) = quiet_part(self, stripe_bytes, from, to)?;
+        self.tier.begin_evicting(from, to);
         self.pages.note_change(); // bytes of a fetch in flight may be of either side
-        Some(range)
+        Some((from, to))
     }
     fn end_evicting(&mut self) {
         self.tier.end_evicting();
@@ -196,7 +196,7 @@ mod tests {
             (&|st| st.lease.note_closing(true), None),
             (&|st| st.inline = Inline::Unknown, None),
             (&|st| st.direct.begin(), None),
-            (&|st| st.tier.begin_evicting((0, 100)), None),
+            (&|st| st.tier.begin_evicting(0, 100), None),
         ];
         for (n, (edit, expected)) in cases.into_iter().enumerate() {
             assert_eq!(writing(edit), expected, "case {n}");

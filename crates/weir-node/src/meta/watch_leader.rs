@@ -24,7 +24,7 @@ pub async fn watch_leader(env: Env, cluster: Cluster, own: NamespaceIdentity, fo
         }
         let (cluster, reporting) = (cluster.clone(), reporting.clone());
         env.tasks.spawn("report a silent leader", async move {
-            if let Err(e) = cluster.leader_silent(namespace, (leader, epoch), silent).await {
+            if let Err(e) = cluster.leader_silent(namespace, leader, epoch, silent).await {
                 tracing::debug!("the silence of the leader {leader} is not reported: {e}");
             }
             reporting.store(false, Relaxed);

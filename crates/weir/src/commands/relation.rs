@@ -122,7 +122,8 @@ async fn set(client: &Client, args: &Set, json: bool) -> Outcome<()> {
     }
     let relation = find_relation(client, &args.relation).await?;
     let limit = args.change.rules.bandwidth.map(|rate| rate.0);
-    let rules = client.set_relation(&own_cred(), relation.id, args.change.lists(), limit).await;
+    let (include, exclude) = args.change.lists();
+    let rules = client.set_relation(&own_cred(), relation.id, include, exclude, limit).await;
     let rules = rules.map_err(explain)?;
     if json {
         table::json(&with_rules(as_json(&relation), &rules));
