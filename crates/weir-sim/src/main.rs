@@ -38,7 +38,7 @@ struct Args {
     /// Operations of each application
     #[arg(long)]
     operations: Option<u64>,
-    /// Longest pause of an application between two operations; a longer one lets more faults meet fewer
+    /// Longest pause of an application between two operations: a longer one means more faults per operation
     #[arg(long, value_name = "MS")]
     pause_ms: Option<u64>,
     /// Kinds of faults, the first of which comes first, or `none`; without this each seed has a mix and a
