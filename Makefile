@@ -87,7 +87,7 @@ test-upgrade: setup ## A cluster of the commit in scripts/upgrade-from is upgrad
 
 model: ## Minutes, gigabytes: the protocols of stripes and journal groups searched state by state, in larger configurations than `make test` does
 	cargo test --locked --release -p weir-store --test protocol -- --ignored --nocapture
-	cargo test --locked --release -p weir-meta --test journal -- --ignored --nocapture
+	cargo test --locked --release -p weir-meta --test journal --test early -- --ignored --nocapture
 
 # Per target. A finding is kept in fuzz/artifacts and printed with the command that repeats it.
 SECONDS ?= 60

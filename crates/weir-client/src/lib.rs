@@ -30,6 +30,7 @@ mod idle;
 mod inode;
 mod inodes;
 mod join;
+pub mod kept;
 mod kernel;
 mod known_names;
 mod latency;

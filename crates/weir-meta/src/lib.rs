@@ -45,6 +45,7 @@ mod session;
 mod table;
 pub mod tables;
 mod troubles;
+pub mod unsettled;
 mod witness;
 
 pub use access::{Refusal, Refused};

@@ -12,35 +12,14 @@
 #![allow(clippy::disallowed_methods, reason = "tests are users of the operating system")]
 mod engines;
 mod nodes;
+#[path = "../common/search.rs"]
 mod search;
 mod state;
 mod steps;
 
-use search::search;
+use search::{fails, holds};
+use state::State;
 use steps::{Rules, Shortcut};
-
-/// Searches everything and finds nothing.
-fn holds(name: &str, rules: &Rules, states_max: usize) {
-    let searched = search(rules, states_max);
-    eprintln!(
-        "{name}: {} states, {} transitions, depth {}",
-        searched.states, searched.transitions, searched.depth
-    );
-    if let Some((steps, what)) = searched.found {
-        let steps: Vec<String> = steps.iter().map(|step| format!("  {step:?}")).collect();
-        panic!("{name}: {what}, after\n{}", steps.join("\n"));
-    }
-    assert!(!searched.truncated, "{name}: more than {states_max} states");
-}
-
-/// Finds a way in which the shortcut does harm. The same search without it finds none: see the tests above.
-fn fails(rules: &Rules, shortcut: Shortcut) {
-    let searched = search(&Rules { shortcut: Some(shortcut), ..*rules }, 3_000_000);
-    let (steps, what) = searched
-        .found
-        .unwrap_or_else(|| panic!("{shortcut:?} is found to be no harm in {} states", searched.states));
-    eprintln!("{shortcut:?}: {what}, after {} steps and {} states: {steps:?}", steps.len(), searched.states);
-}
 
 const fn rules(copies: u8, writes: u8, epochs: u64, crashes: u8) -> Rules {
     Rules { copies, writes, epochs, crashes, at_once: false, shortcut: None }
@@ -51,78 +30,78 @@ const fn at_once(copies: u8, writes: u8, epochs: u64, crashes: u8) -> Rules {
 
 #[test]
 fn two_copies_survive_five_epochs_and_a_crash() {
-    holds("2 copies, 2 writes, 5 epochs, a crash", &at_once(2, 2, 5, 1), 3_000_000);
+    holds::<State>("2 copies, 2 writes, 5 epochs, a crash", &at_once(2, 2, 5, 1), 3_000_000);
 }
 
 #[test]
 fn unsynced_records_and_crashes_lose_nothing() {
-    holds("2 copies, 2 writes, 3 epochs, 2 crashes, syncs", &rules(2, 2, 3, 2), 3_000_000);
+    holds::<State>("2 copies, 2 writes, 3 epochs, 2 crashes, syncs", &rules(2, 2, 3, 2), 3_000_000);
 }
 
 #[test]
 fn three_copies_survive_three_epochs() {
-    holds("3 copies, 1 write, 3 epochs", &at_once(3, 1, 3, 0), 3_000_000);
+    holds::<State>("3 copies, 1 write, 3 epochs", &at_once(3, 1, 3, 0), 3_000_000);
 }
 
 #[test]
 fn r1_a_majority_is_not_enough() {
-    fails(&at_once(3, 1, 3, 0), Shortcut::Majority);
+    fails::<State>(&at_once(3, 1, 3, 0), Shortcut::Majority);
 }
 
 #[test]
 fn r1_to_count_what_is_not_synced_loses_records() {
-    fails(&rules(2, 1, 3, 1), Shortcut::KeptBeforeSync);
+    fails::<State>(&rules(2, 1, 3, 1), Shortcut::KeptBeforeSync);
 }
 
 #[test]
 fn r2_to_take_an_older_leaders_records_loses_some() {
-    fails(&at_once(3, 2, 3, 0), Shortcut::AcceptOlder);
+    fails::<State>(&at_once(3, 2, 3, 0), Shortcut::AcceptOlder);
 }
 
 #[test]
 fn r2_to_forget_the_epoch_in_a_crash_loses_records() {
-    fails(&at_once(2, 1, 5, 1), Shortcut::ForgetEpoch);
+    fails::<State>(&at_once(2, 1, 5, 1), Shortcut::ForgetEpoch);
 }
 
 #[test]
 fn r2_not_to_truncate_leaves_copies_different() {
-    fails(&at_once(2, 2, 5, 0), Shortcut::NoTruncation);
+    fails::<State>(&at_once(2, 2, 5, 0), Shortcut::NoTruncation);
 }
 
 #[test]
 fn r3_to_trust_a_member_that_returns_loses_records() {
-    fails(&at_once(2, 2, 4, 0), Shortcut::ReturnAsCurrent);
+    fails::<State>(&at_once(2, 2, 4, 0), Shortcut::ReturnAsCurrent);
 }
 
 #[test]
 fn r4_to_lead_on_after_a_restart_loses_records() {
-    fails(&at_once(2, 2, 5, 1), Shortcut::SameEpochAfterRestart);
+    fails::<State>(&at_once(2, 2, 5, 1), Shortcut::SameEpochAfterRestart);
 }
 
 #[test]
 fn r5_not_to_wait_for_a_copy_that_caught_up_loses_records() {
-    fails(&at_once(2, 2, 5, 0), Shortcut::CaughtUpEarly);
+    fails::<State>(&at_once(2, 2, 5, 0), Shortcut::CaughtUpEarly);
 }
 
 #[test]
 fn r6_a_new_leader_that_does_not_wait_makes_the_old_one_stale() {
-    fails(&at_once(2, 1, 3, 0), Shortcut::NoWait);
-    fails(&at_once(3, 1, 3, 0), Shortcut::NoWait);
+    fails::<State>(&at_once(2, 1, 3, 0), Shortcut::NoWait);
+    fails::<State>(&at_once(3, 1, 3, 0), Shortcut::NoWait);
 }
 
 #[test]
 fn r6_to_forget_a_promise_makes_the_old_leader_stale() {
-    fails(&at_once(2, 1, 3, 1), Shortcut::ForgetPromise);
+    fails::<State>(&at_once(2, 1, 3, 1), Shortcut::ForgetPromise);
 }
 
 #[test]
 fn r6_a_copy_that_caught_up_promises_too() {
-    fails(&at_once(2, 1, 5, 0), Shortcut::RightOfCurrentOnly);
+    fails::<State>(&at_once(2, 1, 5, 0), Shortcut::RightOfCurrentOnly);
 }
 
 #[test]
 fn r7_to_fold_what_others_lack_cannot_be_undone() {
-    fails(&at_once(2, 2, 5, 0), Shortcut::FoldSynced);
+    fails::<State>(&at_once(2, 2, 5, 0), Shortcut::FoldSynced);
 }
 
 /// `make model`.
@@ -141,6 +120,6 @@ fn larger_configurations() {
     ];
     let only = std::env::var("WEIR_MODEL").unwrap_or_default();
     for (name, rules) in all.iter().filter(|(name, _)| name.contains(&only)) {
-        holds(name, rules, states_max);
+        holds::<State>(name, rules, states_max);
     }
 }

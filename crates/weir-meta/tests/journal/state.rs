@@ -1,5 +1,6 @@
 //! A state of the model: the map's journal group in all its versions, what each member holds and knows, and
 //! what has been acknowledged. Journals are real [`Epochs`]; a record is its number and the write it holds.
+use super::steps::{Rules, Shortcut, Step};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use weir_coord::decide::JournalGroup;
@@ -69,9 +70,13 @@ pub struct State {
     pub broken: Option<&'static str>,
 }
 
-impl State {
-    pub fn start(copies: u8) -> State {
-        let ids: Vec<u8> = (0..copies).collect();
+impl super::search::Model for State {
+    type Step = Step;
+    type Rules = Rules;
+    type Shortcut = Shortcut;
+
+    fn start(rules: &Rules) -> State {
+        let ids: Vec<u8> = (0..rules.copies).collect();
         let node = Node {
             known: Epoch(0),
             lead: None,
@@ -93,16 +98,17 @@ impl State {
         }
     }
 
-    pub fn node(&self, id: u8) -> &Node {
-        &self.nodes[usize::from(id)]
+    fn steps(&self, rules: &Rules) -> Vec<Step> {
+        super::steps::steps(rules, self)
+    }
+    fn take(&self, rules: &Rules, step: Step) -> Option<State> {
+        super::steps::take(rules, self, step)
+    }
+    fn shortened(rules: &Rules, shortcut: Shortcut) -> Rules {
+        Rules { shortcut: Some(shortcut), ..*rules }
     }
 
-    pub fn node_mut(&mut self, id: u8) -> &mut Node {
-        Rc::make_mut(&mut self.nodes[usize::from(id)])
-    }
-
-    /// The fault of the state, if it has one.
-    pub fn problem(&self) -> Option<String> {
+    fn problem(&self) -> Option<String> {
         if let Some(what) = self.broken {
             return Some(what.to_owned());
         }
@@ -117,5 +123,15 @@ impl State {
         stale.map(|n| {
             format!("{acknowledged:?} are acknowledged, and the leader of {} answers without", n.known)
         })
+    }
+}
+
+impl State {
+    pub fn node(&self, id: u8) -> &Node {
+        &self.nodes[usize::from(id)]
+    }
+
+    pub fn node_mut(&mut self, id: u8) -> &mut Node {
+        Rc::make_mut(&mut self.nodes[usize::from(id)])
     }
 }
