@@ -29,8 +29,9 @@ impl Changelogs {
         let deadline = self.base.now() + Duration::from_millis(r.wait_ms.into()).min(WAIT_MAX);
         loop {
             let waiting = self.relations.work.notified();
-            let newest = self.base.commits.newest(&self.base.lock());
             let changes = self.changes_now(&r)?;
+            // Taken behind the read: it covers all that was read.
+            let newest = self.base.commits.newest(&self.base.lock());
             if !changes.changes.is_empty() {
                 self.base.commits.durable(newest).await?; // a crash must not undo reported changes
             }
