@@ -13,9 +13,9 @@ pub struct Rules {
     pub keys: u8,
     /// Requests of each client.
     pub requests: [u8; CLIENTS as usize],
-    /// Of the leader; a new one beside a deposed one counts, too.
+    /// Crashes of the leader. Another leader beside a deposed one counts as one.
     pub crashes: u8,
-    /// Of connections.
+    /// Connections that break.
     pub breaks: u8,
     /// Requests of a client at the same time.
     pub slots: u8,
