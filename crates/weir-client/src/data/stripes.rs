@@ -21,7 +21,7 @@ use weir_proto::data::{
     WriteFragment, WriteMode,
 };
 use weir_proto::map::MemberState;
-use weir_proto::{Epoch, Error, ErrorKind, Result, Seq, TargetId, Version, checksum};
+use weir_proto::{Epoch, Error, ErrorKind, Request, Result, Seq, TargetId, Version, checksum};
 use weir_rpc::Payload;
 
 /// Stripes in flight to targets: enough to keep a dozen targets busy, few enough to bound the parity buffers.
@@ -127,6 +127,22 @@ impl Data {
         Ok(held.epoch)
     }
 
+    /// One member's part of a change, unless it applied the change before.
+    fn apply_once<R: Request>(
+        &self,
+        place: Place,
+        request: R,
+        deadline: Instant,
+        turn: Turn,
+    ) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            if turn.was {
+                return Ok(());
+            }
+            self.targets.call(place.target, &request, vec![], deadline, turn.departure).await.map(|_| ())
+        })
+    }
+
     /// Commits a version that all live members have under `held`, at each that is not in `done`. False: the
     /// group has a newer epoch, and its live members must have the version before any further commit: a
     /// member that commits is never the only one with it, even if any number of members fail afterwards.
@@ -140,15 +156,7 @@ impl Data {
     ) -> Result<bool> {
         let send = |index: usize, place: Place, _: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
             let request = CommitStripe { place, cell: s.cell(index), version, token_epoch };
-            Box::pin(async move {
-                if turn.was {
-                    return Ok(());
-                }
-                self.targets
-                    .call(place.target, &request, vec![], s.deadline, turn.departure)
-                    .await
-                    .map(|_| ())
-            })
+            self.apply_once(place, request, s.deadline, turn)
         };
         let committed = self.on_members_under(&s, Some(held), done, &send).await;
         Ok(committed.map_err(|e| e.doing(format!("commit {s}")))?.is_some())
@@ -159,15 +167,7 @@ impl Data {
     pub async fn drop_prepared(&self, s: StripeRef, version: Version, token_epoch: u32) -> Result<()> {
         let send = |index: usize, place: Place, _: MissingMask, turn: Turn| -> BoxFuture<'_, Result<()>> {
             let request = DropPrepared { place, cell: s.cell(index), version, token_epoch };
-            Box::pin(async move {
-                if turn.was {
-                    return Ok(());
-                }
-                self.targets
-                    .call(place.target, &request, vec![], s.deadline, turn.departure)
-                    .await
-                    .map(|_| ())
-            })
+            self.apply_once(place, request, s.deadline, turn)
         };
         self.on_live_members(&s, send).await.map(|_| ())
     }
