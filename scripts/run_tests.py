@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # These take a minute or more: they begin first.
-LONG = ["seeds", "power", "posix", "replica", "trust", "coordinators", "crash_points", "cluster"]
+LONG = ["seeds", "faults", "power", "posix", "replica", "trust", "coordinators", "crash_points", "cluster"]
 RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 # A panic and the lines of its message, up to the backtrace: printed again before the summary.
 PANIC = re.compile(r"^thread '.*' \(?.*panicked at .*\n(?:(?!stack backtrace:|note: ).*\n)*", re.MULTILINE)

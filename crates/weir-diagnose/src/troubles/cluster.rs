@@ -15,8 +15,8 @@ use weir_proto::{NodeId, TargetId};
 const RENEWAL_IS_LATE_S: u64 = 7 * 86_400;
 /// A busy disk completes requests all the time. One that completes none for this time hangs, or is slow.
 const STALLED_MS: u32 = 500;
-/// A directory of metadata needs little: with more than this free there is time, on a disk of any size.
-const METADATA_SPACE_MIN: u64 = 8 << 30;
+/// A file takes some 500 bytes: with this much free, four million more have room on a disk of any size.
+const METADATA_SPACE_MIN: u64 = 2 << 30;
 
 pub(super) fn check(facts: &Facts, found: &mut Found) {
     let in_use = facts.in_use();

@@ -152,7 +152,7 @@ kinds! {
     "clock-off" Warning "network" delays 5: "The clock of a node is wrong"
         raised "it differs from the coordinator's by more than a second" cleared "it agrees" act "see to its time service";
     "disk-full" Warning "servers" delays 60: "The disk of a server's directory is nearly full"
-        raised "95 % are used, and less than 8 GiB are free" cleared "more is free"
+        raised "95 % are used, and less than 2 GiB are free" cleared "more is free"
         act "free space there, or move the directory to a larger disk";
     "etcd-member-silent" Warning "servers" delays 0: "A member of etcd does not answer"
         raised "the coordinator asked it in vain" cleared "it answers" act "start it again";

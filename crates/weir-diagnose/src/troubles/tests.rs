@@ -93,7 +93,7 @@ fn values_below_the_limits_are_no_troubles() {
         |w| w.holders = vec![holder("meta", NOW_S + 9 * 86_400)],
         |w| w.holders = vec![Holder { removed: true, ..holder("meta", NOW_S) }],
         |w| w.conditions[0].condition.disks = vec![disk(6 << 30)],
-        |w| w.conditions[0].condition.disks = vec![NodeDisk { capacity: 1000 << 30, ..disk(20 << 30) }],
+        |w| w.conditions[0].condition.disks = vec![NodeDisk { capacity: 1000 << 30, ..disk(5 << 30) }],
         |w| w.known().sessions = vec![session("python on h7", 20_000)],
         |w| w.relation().lag_ms = 3_600_000,
         |w| w.known().owners = OwnersNear::default(),
