@@ -18,6 +18,8 @@ mod relation_ends;
 mod relations;
 #[path = "service/retention.rs"]
 mod retention;
+#[path = "service/shown.rs"]
+mod shown;
 
 use common::*;
 use std::time::Duration;

@@ -150,6 +150,9 @@ impl Transactions {
         events.gone.iter().for_each(|ino| state.leases.forget(*ino));
         events.filled.iter().for_each(|(ino, from, token)| state.recalls.done(*ino, *from, *token));
         events.truncated.iter().for_each(|(ino, size)| state.recalls.forget(*ino, *size));
+        if events.concern_all() {
+            self.base.commits.concern_all(state);
+        }
         if events.garbage {
             self.bells.garbage.notify_one();
         }

@@ -95,6 +95,15 @@ pub struct Events {
     pub doomed: bool,
 }
 
+impl Events {
+    /// Whether other state in memory than that of the changed inodes follows them, so that replies about
+    /// other inodes depend on them.
+    pub fn concern_all(&self) -> bool {
+        let Events { volumes, limits, relations, snapshots, doomed, .. } = self;
+        !volumes.is_empty() || !limits.is_empty() || *relations || *snapshots || *doomed
+    }
+}
+
 /// Where new files go, by the cluster map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayoutPolicy {

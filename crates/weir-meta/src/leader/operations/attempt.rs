@@ -63,8 +63,7 @@ impl Operations {
                     tracing::error!("{} was not recorded: {e}{more}", R::NAME);
                 }
             }
-            let newest = self.base.commits.newest(state);
-            return ran.map(|reply| (Step::Done(reply, newest), Obstacles::default()));
+            return ran.map(|(reply, wait)| (Step::Done(reply, wait), Obstacles::default()));
         }
         for obstacle in obstacles.iter() {
             match obstacle {
@@ -84,15 +83,21 @@ impl Operations {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-    ) -> Attempt<Vec<u8>> {
+    ) -> Attempt<(Vec<u8>, CommitSeq)> {
         for reach in request.reach().iter().flatten() {
             if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
                 state.leases.names_conflict(request.session(), dir, reach.changes, obstacles);
             }
         }
         obstacles.halt()?;
+        // The newest commit that a read has shown. A change waits for its own, and so for all before it.
+        let mut shown_at = None;
         let (mut reply, first) = match R::work() {
-            Work::Show(show) => (self.show(state, request, mount, obstacles, show)?, true),
+            Work::Show(show) => {
+                let (reply, read_at) = self.show(state, request, mount, obstacles, show)?;
+                shown_at = Some(read_at);
+                (reply, true)
+            }
             Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
         };
         let State { leases, quotas, contended, sessions, .. } = state;
@@ -120,9 +125,12 @@ impl Operations {
         self.holds.check_recorded(state, request.session())?;
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
-        Ok(w.bytes)
+        let commits = &self.base.commits;
+        let wait = shown_at.map_or_else(|| commits.newest(state), |seq| seq.max(commits.of_all(state)));
+        Ok((w.bytes, wait))
     }
 
+    /// The reply, and the commit that it waits for.
     fn show<R: Operation>(
         &self,
         state: &State,
@@ -130,11 +138,11 @@ impl Operations {
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
         show: fn(&mut View<'_>, &R) -> Attempt<R::Reply>,
-    ) -> Attempt<R::Reply> {
+    ) -> Attempt<(R::Reply, CommitSeq)> {
         let live = |s: SessionId| state.sessions.contains_key(&s);
         let rules = self.tx.rules(state, request.session(), mount, &live);
         let mut shown = None;
-        self.base.read(&mut |read| {
+        let wait = self.base.commits.read_for(state, request.session(), &mut |read| {
             obstacles.clear();
             let mapped = namespace::admit::admit(read, &rules, request)?;
             let request = mapped.as_ref().unwrap_or(request);
@@ -142,7 +150,7 @@ impl Operations {
             Ok(())
         })?;
         obstacles.halt()?;
-        shown.expect("the body ran")
+        Ok((shown.expect("the body ran")?, wait))
     }
 
     /// The reply, and whether it was made now or earlier.
@@ -163,7 +171,7 @@ impl Operations {
             let named = state.sessions.get(&request.session()).map_or("", |s| s.client.as_str());
             let client = mount.map_or(named, |mount| mount.origin.name.as_str());
             let rules = Rules { client, ..self.tx.rules(state, request.session(), mount, &live) };
-            let done = self.base.commits.change_once::<R>(state, op, &mut |txn| {
+            let done = self.base.commits.change_once::<R>(state, (request.session(), op), &mut |txn| {
                 obstacles.clear();
                 events = Events::default();
                 refused = true;
@@ -195,7 +203,7 @@ const REPLY_BYTES: usize = 384;
 
 /// The result of one attempt of an operation.
 pub enum Step {
-    /// The reply, to be sent when the commit is durable.
+    /// The reply, to be sent when this commit is durable.
     Done(Vec<u8>, CommitSeq),
     /// The operation is attempted again when the wait ends.
     Wait(OwnedNotified),
