@@ -302,7 +302,8 @@ impl Names {
 
     pub async fn unlink(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> Result<()> {
         check_name(name)?;
-        if self.local_names.try_remove(cred, parent, name) {
+        let remove = || self.local_names.try_remove(cred, parent, name);
+        if remove() || (self.local_names.lease_for_removal(cred, parent, name).await && remove()) {
             return Ok(());
         }
         let n = Bytes::copy_from_slice(name);

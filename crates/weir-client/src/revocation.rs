@@ -74,7 +74,7 @@ impl Revocation {
         }
         {
             let mut st = inode.lock();
-            if st.lease.kind() <= keep {
+            if st.lease.kind() <= keep && !st.local.is_removed() {
                 if keep == LeaseKind::None {
                     st.loans.end();
                 }

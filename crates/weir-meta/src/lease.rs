@@ -75,6 +75,8 @@ struct Holding {
     direct: bool,
     /// that was begun after that.
     direct_since_revoke: bool,
+    /// No other session has a lease on it or has it open, and each is kept waiting for a revoke.
+    alone: bool,
 }
 
 #[derive(Default, Debug)]
@@ -131,6 +133,7 @@ const NOTHING: Holding = Holding {
     append_token: false,
     direct: false,
     direct_since_revoke: false,
+    alone: false,
 };
 
 impl Holding {
@@ -182,7 +185,7 @@ impl LeaseTable {
             };
             let with_token = need == Need::AppendToken && holding.append_token;
             let conflict = Conflict { ino, session: *holder, keep, ask: !with_token };
-            if holding.kind > keep || with_token || direct {
+            if holding.kind > keep || with_token || direct || holding.alone {
                 out.note(conflict);
             }
         }
@@ -253,7 +256,8 @@ impl LeaseTable {
             return mine.kind;
         }
         let writes = |h: &Holding| h.writes_direct() || (mine.is_open() && h.opens.write > 0);
-        let in_the_way = |h: &Holding| h.kind == LeaseKind::Write || h.direct || (!for_pages && writes(h));
+        let excludes = |h: &Holding| h.kind == LeaseKind::Write || h.alone;
+        let in_the_way = |h: &Holding| excludes(h) || h.direct || (!for_pages && writes(h));
         let refused = !below_limit
             || self.withheld.contains(&session)
             || if for_pages { state.is_in_change() } else { state.closed() }
@@ -266,6 +270,17 @@ impl LeaseTable {
         }
         self.change(session, ino, |h| h.kind = LeaseKind::Read);
         LeaseKind::Read
+    }
+
+    /// Grants Read, and that no other session gets a lease on the file or opens it before a revoke. So its
+    /// holder may remove it by itself. False: another session holds or uses it.
+    pub fn grant_alone(&mut self, session: SessionId, ino: InodeId) -> bool {
+        let is_used = self.states.get(&ino).is_some_and(|s| s.closed() || s.others(session).next().is_some());
+        if is_used || self.grant_read(session, ino) == LeaseKind::None {
+            return false;
+        }
+        self.change(session, ino, |h| h.alone = true);
+        true
     }
 
     /// Grants Write if no other session holds or uses the inode.
@@ -374,7 +389,7 @@ impl LeaseTable {
         if self.states.get(&ino).is_none_or(|s| s.get(session).is_none()) {
             return false;
         }
-        self.change(session, ino, |h| h.kind = h.kind.min(keep));
+        self.change(session, ino, |h| (h.kind, h.alone) = (h.kind.min(keep), false));
         self.is_awaited(ino)
     }
     /// Marks that the client is being asked; false if it already is.
@@ -388,14 +403,16 @@ impl LeaseTable {
     /// Whether another session is being asked for a lease above this kind: an operation that needs that is
     /// woken by its answer.
     pub fn is_revoking(&self, session: SessionId, ino: InodeId, keep: LeaseKind) -> bool {
-        self.states.get(&ino).is_some_and(|s| s.others(session).any(|(_, h)| h.revoking && h.kind > keep))
+        self.states
+            .get(&ino)
+            .is_some_and(|s| s.others(session).any(|(_, h)| h.revoking && (h.kind > keep || h.alone)))
     }
     /// The client has answered, or never will.
     pub fn end_revoke(&mut self, session: SessionId, ino: InodeId, keep: LeaseKind) {
         if self.states.get(&ino).is_some_and(|s| s.get(session).is_some()) {
             self.change(session, ino, |h| {
                 h.revoking = false;
-                h.kind = h.kind.min(keep);
+                (h.kind, h.alone) = (h.kind.min(keep), false);
                 h.direct &= keep > LeaseKind::None || h.direct_since_revoke;
             });
         }
@@ -539,13 +556,15 @@ impl LeaseTable {
     /// Panics where an invariant of this table does not hold for an inode: one pass over its holders.
     fn check(&self, ino: InodeId) {
         let Some(state) = self.states.get(&ino) else { return };
-        let (mut writers, mut holders, mut tokens) = (0, 0, 0);
+        let (mut writers, mut holders, mut tokens, mut alone) = (0, 0, 0, 0);
         for (_, holding) in &state.holders {
             writers += u32::from(holding.kind == LeaseKind::Write);
             holders += u32::from(holding.kind != LeaseKind::None);
             tokens += u32::from(holding.append_token);
+            alone += u32::from(holding.alone);
         }
         assert!(writers == 0 || holders == 1, "inode {ino}: a Write lease is not the only one: {state:?}");
+        assert!(alone == 0 || holders == 1, "inode {ino}: a session does not have it alone: {state:?}");
         assert!(tokens <= 1, "inode {ino}: {tokens} sessions have the append token: {state:?}");
     }
 

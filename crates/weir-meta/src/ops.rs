@@ -96,6 +96,13 @@ impl Grants<'_> {
             false => self.leases.grant_read(self.session, dir),
         };
     }
+    /// A file that its client may remove by itself; false: other clients use it.
+    pub fn alone(&mut self, entry: &mut Entry) -> bool {
+        let ino = entry.attr.ino;
+        let is_alone = self.leases.grant_alone(self.session, ino);
+        entry.lease.kind = self.leases.kept(self.session, ino);
+        is_alone
+    }
     /// The names of a directory, with the reserved numbers.
     pub fn names(&mut self, dir: InodeId, reply: &mut NamesLeased) {
         self.leases.forget_ended_names(self.session);

@@ -27,7 +27,7 @@ use crate::reach::{
 use crate::relation::{admin, home_place};
 use std::sync::Arc;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
-use weir_proto::local_creates::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
+use weir_proto::local_creates::{CreateMany, LeaseFiles, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
 use weir_proto::recall::{Evict, EvictedRanges, Filled, SetPinned};
@@ -217,6 +217,9 @@ operations_of_mounts! {
         g.leases.mark_orphan(reply.attr.ino);
     };
     LeaseNames: |r| changes(r.dir), touch_more local_creates::lease_names, |r, reply, g| g.names(r.dir, reply);
+    LeaseFiles: |r| changes(r.dir), show local_creates::lease_files, |r, reply, g| {
+        reply.files.retain_mut(|entry| g.alone(entry));
+    };
     MkdirWithNames as cred of name: |r| changes(r.parent),
         change_more local_creates::mkdir_with_names, |r, reply, g| {
             g.new_names(&mut reply.names);

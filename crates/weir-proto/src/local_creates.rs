@@ -18,6 +18,8 @@ pub const NUMBERS_MAX: u32 = 4096;
 /// Files of one batch, and bytes of their names and contents: a fourth of the longest message.
 pub const BATCH_FILES_MAX: usize = 256;
 pub const BATCH_BYTES_MAX: usize = 256 * 1024;
+/// Files of one request for the right to remove them.
+pub const LEASED_FILES_MAX: usize = 1024;
 /// Times of creation are the client's: a leader whose clock is further away from it gives it no names.
 pub const CLOCKS_APART_MS_MAX: u64 = 10_000;
 
@@ -80,6 +82,18 @@ message!(
     RemoveMany = 108 by [Mount, Mover, Console] -> RemovedMany { op: Op, cred: Cred, dir: InodeId, removals: Vec<Removal> }
 );
 message!(RemovedMany { parent_attr: Attr });
+message!(
+    /// Asks for the right to remove these files of a directory whose names the client has: a lease on each
+    /// that ends before another client uses the file. It revokes no lease, and leaves out all files that
+    /// other clients use, that have several names, or that are not of this directory.
+    LeaseFiles = 426 by [Mount, Mover, Console] -> FilesLeased {
+        session: SessionId,
+        dir: InodeId,
+        /// At most [`LEASED_FILES_MAX`].
+        files: Vec<InodeId>,
+    }
+);
+message!(FilesLeased { files: Vec<Entry> });
 message!(Removal { name: Bytes, ino: InodeId, at: Time });
 message!(LocalCreate {
     ino: InodeId,

@@ -45,7 +45,7 @@ methods!(
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
         Revoke, RecoverFile}
-    local_creates::{LeaseNames, MkdirWithNames, CreateMany, RemoveMany}
+    local_creates::{LeaseNames, MkdirWithNames, CreateMany, RemoveMany, LeaseFiles}
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeList, VolumeGet, VolumeAt, ReserveQuota, ReclaimReservations,
         GetWriteFloors}

@@ -22,6 +22,8 @@ pub struct LeaseState {
     /// before grant none.
     named_at: u64,
     revokes: u64,
+    /// No other client has a lease on the file or has it open, and each is kept waiting for a revoke.
+    alone: bool,
     /// The leader's confirmation that no client caches the file, so bytes may be sent without a lease. A
     /// revoke withdraws it.
     direct: bool,
@@ -50,6 +52,7 @@ impl LeaseState {
             revoke_keep: LeaseKind::None,
             named_at,
             revokes: 0,
+            alone: false,
             direct: false,
             direct_sends: BTreeMap::new(),
         }
@@ -84,6 +87,17 @@ impl LeaseState {
     /// Lowers the lease to `keep`.
     pub fn lower(&mut self, keep: LeaseKind) {
         self.kind = self.kind.min(keep);
+        self.alone = false;
+    }
+
+    /// By the answer to a request sent at `revoke_clock`, the leader keeps all other clients from the file.
+    pub fn grant_alone(&mut self, revoke_clock: u64) {
+        let is_new = self.revoked_at <= revoke_clock && self.named_at <= revoke_clock;
+        self.alone |= is_new && !self.releasing && self.is_held();
+    }
+    /// Whether no other client uses the file, or does before a revoke.
+    pub fn is_alone(&self) -> bool {
+        self.is_write() || self.alone
     }
 
     /// A revoke or a release began: replies to requests sent before `revoke_clock` grant at most `keep`.
@@ -91,12 +105,12 @@ impl LeaseState {
         self.revoked_at = revoke_clock;
         self.revoke_keep = keep;
         self.revokes += 1;
-        self.direct = false;
+        (self.alone, self.direct) = (false, false);
     }
     /// The lease is about to be reported to the leader.
     pub fn mark_named(&mut self, revoke_clock: u64) {
         self.named_at = revoke_clock;
-        self.direct = false;
+        (self.alone, self.direct) = (false, false);
     }
     /// Whether the answer to a request sent at `revoke_clock` may predate the report of held leases to the
     /// leader.
@@ -120,7 +134,7 @@ impl LeaseState {
     }
 
     pub fn begin_release(&mut self) {
-        self.releasing = true;
+        (self.alone, self.releasing) = (false, true);
     }
     /// Grants to requests that crossed the release do not count: they were sent before `revoke_clock`.
     pub fn end_release(&mut self, revoke_clock: u64) {

@@ -111,7 +111,7 @@ impl State {
     pub fn may_be_removed(&self) -> bool {
         let is_one = |a: &Attr| a.kind == FileKind::Regular && a.nlink == 1;
         let is_idle = !self.opens.is_open() && !self.is_dirty() && !self.is_in_doubt() && self.is_all_sent();
-        let is_ours = self.lease.is_write() && !self.attr_old && !self.pages.has_unprotected();
+        let is_ours = self.lease.is_alone() && !self.attr_old && !self.pages.has_unprotected();
         is_ours && is_idle && !self.direct.are_pending() && self.attr.as_ref().is_some_and(is_one)
     }
 

@@ -5,7 +5,7 @@
 use weir_proto::Request;
 use weir_proto::backup::*;
 use weir_proto::coord::GetAudit;
-use weir_proto::local_creates::{CreateMany, LeaseNames, MkdirWithNames, RemoveMany};
+use weir_proto::local_creates::{CreateMany, LeaseFiles, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::lock::{CancelLock, ListLocks, SetLock, TestLock};
 use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
@@ -56,8 +56,8 @@ after!(AfterMap, saves false: ReserveSpace, ReserveQuota, GetWriteFloors);
 
 after!(AfterNames, saves true: Commit);
 after!(AfterNames, saves false:
-    AcquireLease, Create, CreateNameless, GetAttr, GetUsage, GetXattr, LeaseNames, LeaveInDoubt, Link, ListXattr,
-    Lookup, Mkdir, Mknod, NoteAccess, Open, ReadDir, ReadInline, ReadLink, Recovered, ReleaseAppendToken,
+    AcquireLease, Create, CreateNameless, GetAttr, GetUsage, GetXattr, LeaseFiles, LeaseNames, LeaveInDoubt, Link,
+    ListXattr, Lookup, Mkdir, Mknod, NoteAccess, Open, ReadDir, ReadInline, ReadLink, Recovered, ReleaseAppendToken,
     ReleaseLease, RemoveXattr, Rename, Rmdir, SessionClose, SetAttr, SetXattr, StatFs, Symlink, TakeAppendToken,
     Unlink,
 );

@@ -108,7 +108,7 @@ impl LocalNames {
         self.env.tasks.spawn("lease names", async move { me.lease_names(&dir, numbers, owner).await });
     }
 
-    async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32, owner: Owner) {
+    pub(super) async fn lease_names(&self, dir: &Arc<Inode>, numbers: u32, owner: Owner) {
         let (revoke_clock, now) = (self.inodes.revoke_clock(), wall_time(&self.env));
         let Owner { uid, gid } = owner;
         let ask = |session| LeaseNames { session, dir: dir.ino, numbers, now, uid, gid };

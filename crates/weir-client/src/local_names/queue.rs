@@ -22,6 +22,8 @@ const CREATES_WITHIN: Duration = Duration::from_secs(1);
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Directories whose creates are counted: beyond twice as many as are in use, idle ones are dropped.
 const DIRS_MAX: usize = 1024;
+/// Removals by messages and local changes within that time, after which the right to remove is asked for.
+const REMOVALS_MIN: u64 = 8;
 /// Directories whose names this client has. Beyond that, new ones are made without.
 const OPEN_MAX: usize = 16 << 10;
 
@@ -73,9 +75,10 @@ pub struct Queue {
     sweep_at: usize,
     serial: u64,
     pace: Pace,
+    removals: Pace,
 }
 
-/// How much this client makes, in all directories.
+/// How much this client makes or removes, in all directories.
 #[derive(Default)]
 struct Pace {
     since: Option<Instant>,
@@ -140,6 +143,9 @@ impl Dir {
     fn is_idle(&self) -> bool {
         self.unsent.is_empty() && self.sent.is_none() && !self.is_open && !self.asking && self.lost.is_none()
     }
+    fn is_refused(&self, now: Instant) -> bool {
+        self.refused.is_some_and(|at| now.since(at) < REFUSED_FOR)
+    }
     fn oldest(&self) -> Option<u64> {
         self.sent.or_else(|| self.unsent.front().map(|u| u.serial))
     }
@@ -151,22 +157,40 @@ impl Queue {
     /// of numbers. `after`: the number of creates in the directory that makes it worth it.
     pub fn note_create(&mut self, dir: InodeId, after: u32, now: Instant) -> Option<u32> {
         self.pace.note(self.serial, now);
-        if self.dirs.len() >= self.sweep_at.max(DIRS_MAX) {
-            self.dirs.retain(|_, d| !d.is_idle());
-            self.sweep_at = 2 * self.dirs.len();
-        }
+        self.sweep();
         let d = self.dirs.entry(dir).or_default();
         if d.since.is_none_or(|since| now.since(since) > CREATES_WITHIN) {
             (d.creates, d.since) = (0, Some(now));
         }
         d.creates += 1;
-        let refused = d.refused.is_some_and(|at| now.since(at) < REFUSED_FOR);
+        let refused = d.is_refused(now);
         let enough = if d.is_open { d.next >= d.end } else { d.creates >= after };
         if !enough || refused || d.asking {
             return None;
         }
         d.asking = true;
         Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
+    }
+    /// A file is to be removed by a message. True: this client removes so much that it is worth it to ask for
+    /// the right to do that by itself here, by [`Queue::ask`].
+    pub fn note_unlink(&mut self, dir: InodeId, now: Instant) -> bool {
+        let is_much = self.removals.note(self.serial, now) >= REMOVALS_MIN && self.open < OPEN_MAX;
+        is_much && self.dirs.get(&dir).is_none_or(|d| !d.asking && !d.is_refused(now))
+    }
+    pub fn ask(&mut self, dir: InodeId) {
+        self.sweep();
+        self.dirs.entry(dir).or_default().asking = true;
+    }
+    /// The answer about files of a directory whose names this client has.
+    pub fn asked_for_files(&mut self, dir: InodeId, are_lent: bool, now: Instant) {
+        let d = self.dirs.entry(dir).or_default();
+        (d.asking, d.refused) = (false, (!are_lent).then_some(now));
+    }
+    fn sweep(&mut self) {
+        if self.dirs.len() >= self.sweep_at.max(DIRS_MAX) {
+            self.dirs.retain(|_, d| !d.is_idle());
+            self.sweep_at = 2 * self.dirs.len();
+        }
     }
     /// A directory is made. True: this client makes so much that it is worth it to ask for the names in it.
     pub fn note_mkdir(&mut self, after: u32, now: Instant) -> bool {

@@ -1,15 +1,19 @@
 //! Local removals, of files that this client alone uses, and local renames of files whose create is
 //! unreported: the report has the new name.
-use super::queue::{Change, Queue};
+use super::queue::{Change, Owner, Queue};
 use super::{LocalNames, UNSENT_MAX, may_change, note_changed};
 use crate::inode::{Inode, LocalState, State};
 use crate::wall_time;
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
 use weir_proto::InodeId;
+use weir_proto::local_creates::{LEASED_FILES_MAX, LeaseFiles, NUMBERS_MIN};
 use weir_proto::meta::{Cred, LeaseKind, Time};
 use weir_proto::posix::Owned;
 use weir_proto::volume::TRASH;
+
+/// Names among which files to ask for are searched.
+const FOLLOWING_MAX: usize = 4 * LEASED_FILES_MAX;
 
 /// The way in which a file goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +43,65 @@ impl LocalNames {
             }
         }
         true
+    }
+
+    /// Before a removal by a message: after many of them the leader is asked for the right to remove the file
+    /// and the next ones of its directory locally. True: this client may have it now.
+    pub async fn lease_for_removal(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> bool {
+        if name == TRASH || !self.is_on(cred) {
+            return false;
+        }
+        let Some(dir) = self.inodes.known(parent) else { return false };
+        let (owner, file) = {
+            let st = dir.lock();
+            let Some(attr) = st.attr.as_ref().filter(|_| st.lease.is_held()) else { return false };
+            let Some(Some(file)) = st.name(name) else { return false };
+            (Owner::of_new(cred, attr), file)
+        };
+        if self.is_alone(file) {
+            return false; // something else than other clients is in the way
+        }
+        {
+            let mut queue = self.queue();
+            if !queue.note_unlink(parent, self.env.clock.now()) {
+                return false;
+            }
+            queue.ask(parent);
+        }
+        if !self.queue().is_open(parent) {
+            self.lease_names(&dir, NUMBERS_MIN, owner).await;
+        }
+        let are_lent = self.queue().is_open(parent) && self.lease_files(&dir, name).await;
+        self.queue().asked_for_files(parent, are_lent, self.env.clock.now());
+        are_lent
+    }
+
+    fn is_alone(&self, file: InodeId) -> bool {
+        self.inodes.known(file).is_some_and(|inode| inode.lock().lease.is_alone())
+    }
+
+    /// Asks for the right to remove the file of this name, and the next ones.
+    async fn lease_files(&self, dir: &Inode, name: &[u8]) -> bool {
+        let following: Vec<InodeId> = dir.lock().names.inodes_from(name).take(FOLLOWING_MAX).collect();
+        let files: Vec<InodeId> =
+            following.into_iter().filter(|ino| !self.is_alone(*ino)).take(LEASED_FILES_MAX).collect();
+        let Some(first) = files.first().copied() else { return true };
+        let (revoke_clock, dir) = (self.inodes.revoke_clock(), dir.ino);
+        let ask = |session| LeaseFiles { session, dir, files: files.clone() };
+        let leased = match self.leader.ask(ask).await {
+            Ok(leased) => leased.files,
+            Err(e) => {
+                tracing::debug!("files of directory {dir}: {e}");
+                return false;
+            }
+        };
+        for entry in &leased {
+            let inode = self.inodes.get(entry.attr.ino);
+            let mut st = inode.lock();
+            self.inodes.apply_to(&mut st, entry, revoke_clock);
+            st.lease.grant_alone(revoke_clock);
+        }
+        leased.iter().any(|entry| entry.attr.ino == first)
     }
 
     fn end_cancelled(&self, inode: &Arc<Inode>) {
@@ -147,7 +210,7 @@ pub(super) fn removed_at(change: Change) -> Time {
 #[cfg(test)]
 mod tests {
     use super::super::create::{new_attr, no_lease};
-    use super::super::queue::{NumberLoan, Owner};
+    use super::super::queue::NumberLoan;
     use super::*;
     use crate::inode::Limits;
     use std::sync::Barrier;

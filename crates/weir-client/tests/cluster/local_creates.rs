@@ -313,6 +313,87 @@ fn files_that_only_this_client_used_are_removed_by_few_messages() {
         c.check();
     });
 }
+/// As `rm -rf` does: list, then remove.
+#[test]
+fn files_that_another_client_made_are_removed_by_few_messages() {
+    const FILES: usize = 3000;
+    Lab::new(10).run(6, |lab| async move {
+        let maker = client_after(&lab, "a", Some(8)).await;
+        let d = dir(&maker, "d").await;
+        for n in 0..FILES {
+            let bytes = pattern(n as u64, 0, if n % 100 == 0 { STRIPE + 7 } else { 20 });
+            small(&maker, d, &format!("f{n:05}"), &bytes).await;
+        }
+        maker.sync_names(d).await.unwrap();
+        maker.shutdown().await.unwrap();
+        let (c, other) = (client_after(&lab, "c", Some(8)).await, lab.client("b").await);
+        let held = c.lookup(&root(), d, b"f02000").await.unwrap().unwrap().attr.ino;
+        let held = other.open(&root(), held, OpenMode::READ).await.unwrap().handle;
+        let (mut after, mut names) = (0, Vec::new());
+        loop {
+            let part = c.readdir(&root(), d, after, 256, true).await.unwrap().entries;
+            let Some(last) = part.last() else { break };
+            after = last.cookie;
+            names.extend(part.into_iter().map(|entry| entry.name));
+        }
+        assert_eq!(names.len(), FILES);
+        let before = c.status().asked;
+        for name in &names {
+            c.unlink(&root(), d, name).await.unwrap();
+        }
+        c.sync_names(d).await.unwrap();
+        let asked = c.status().asked - before;
+        assert!(asked < 40, "{asked} messages for {FILES} files");
+        assert!(names_of(&other, d).await.is_empty());
+        same(&other.read(held, 0, 100).await.unwrap().concat(), &pattern(2000, 0, STRIPE + 7)[..100]);
+        close(&other, held).await;
+        assert_eq!((c.losses().0, other.losses().0), (0, 0));
+        c.rmdir(&root(), ROOT, b"d").await.unwrap();
+        c.check();
+        other.check();
+    });
+}
+
+/// A client that has files lent and is asked for one by its number answers after its removal is reported.
+#[test]
+fn a_lent_file_is_gone_for_others_when_it_is_removed() {
+    for seed in 60..70 {
+        Lab::new(seed).run(6, |lab| async move {
+            let maker = client_after(&lab, "a", None).await;
+            let d = dir(&maker, "d").await;
+            let mut files = Vec::new();
+            for n in 0..40 {
+                small(&maker, d, &format!("f{n:02}"), b"bytes").await;
+                files.push(
+                    maker.lookup(&root(), d, format!("f{n:02}").as_bytes()).await.unwrap().unwrap().attr.ino,
+                );
+            }
+            maker.shutdown().await.unwrap();
+            let (c, other) = (client_after(&lab, "c", Some(8)).await, lab.client("b").await);
+            c.readdir(&root(), d, 0, 100, true).await.unwrap();
+            let mut local = 0;
+            for (n, ino) in files.iter().enumerate() {
+                let (name, before) = (format!("f{n:02}"), c.status().asked);
+                if n % 3 == 0 {
+                    assert_eq!(other.getattr(*ino).await.unwrap().attr.nlink, 1);
+                }
+                c.unlink(&root(), d, name.as_bytes()).await.unwrap();
+                local += u64::from(c.status().asked == before);
+                match n % 2 {
+                    0 => assert!(other.getattr(*ino).await.is_err(), "{name} is gone"),
+                    _ if n > 30 => assert_eq!(other.lookup(&root(), d, name.as_bytes()).await.unwrap(), None),
+                    _ => {}
+                }
+            }
+            assert!(local > 10, "{local} were removed locally");
+            c.sync_names(d).await.unwrap();
+            assert!(names_of(&other, d).await.is_empty());
+            c.check();
+            other.check();
+        });
+    }
+}
+
 async fn names_of(c: &Client, d: InodeId) -> Vec<String> {
     let all = c.readdir(&root(), d, 0, 1000, false).await.unwrap();
     all.entries.iter().map(|e| String::from_utf8_lossy(&e.name).into_owned()).collect()

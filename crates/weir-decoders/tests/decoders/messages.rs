@@ -196,7 +196,7 @@ fn no_method_number_is_used_twice() {
                     420..440
                 }
                 "volume" if ["GetWriteFloors", "SetWriteFloor"].contains(&name) => 420..440,
-                "local_creates" if name == "MkdirWithNames" => 420..440,
+                "local_creates" if ["MkdirWithNames", "LeaseFiles"].contains(&name) => 420..440,
                 "watch" => 500..510,
                 "data" => 200..300,
                 _ if ["Revoke", "LockFree", "EvictOwn", "RecoverFile"].contains(&name) => 300..400,

@@ -86,6 +86,33 @@ fn an_operation_is_blocked_while_another_session_is_asked() {
 }
 
 #[test]
+fn a_file_that_one_session_has_alone_is_revoked_for_each_other() {
+    for need in [Need::GetAttr, Need::Pages, Need::AppendToken, Need::Change] {
+        let mut t = LeaseTable::default();
+        assert!(t.grant_alone(A, FILE));
+        assert_eq!(t.held(A, FILE), LeaseKind::Read);
+        assert_eq!((t.grant_read(B, FILE), t.grant_write(B, FILE)), (LeaseKind::None, LeaseKind::None));
+        assert!(!t.grant_alone(B, FILE));
+        let keep = if need == Need::Change { LeaseKind::None } else { LeaseKind::Read };
+        assert_eq!(conflicts(&t, B, need), [Conflict { ino: FILE, session: A, keep, ask: true }]);
+        assert_eq!(conflicts(&t, A, need), [], "its own use");
+        assert!(t.begin_revoke(A, FILE) && t.is_revoking(B, FILE, keep));
+        assert!(!t.grant_alone(A, FILE), "it is being asked for");
+        t.end_revoke(A, FILE, keep);
+        assert_eq!(conflicts(&t, B, need), []);
+        assert_eq!(t.grant_read(B, FILE), LeaseKind::Read);
+        assert!(!t.grant_alone(A, FILE), "another one has it");
+        t.lower(B, FILE, LeaseKind::None);
+        t.open(B, FILE, true, false);
+        assert!(!t.grant_alone(A, FILE), "another one has it open");
+        t.close(B, FILE, 1, 0);
+        assert!(t.grant_alone(A, FILE));
+        t.drop_session(A);
+        assert!(t.grant_alone(B, FILE), "its holder is gone");
+    }
+}
+
+#[test]
 fn an_own_change_keeps_the_own_lease() {
     let mut t = LeaseTable::default();
     t.grant_read(A, FILE);

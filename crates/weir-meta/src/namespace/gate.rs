@@ -9,7 +9,7 @@
 //! conflicting lease, and its record is written together with the entries of the changelog. The fields are
 //! private, so an operation cannot make one by itself.
 use super::cx::unleased;
-use super::cx::{Cx, require_listed};
+use super::cx::{Cx, Rules, require_listed};
 use super::permission::require;
 use super::records::{find_inode, find_link, load_access, load_link};
 use super::volume;
@@ -123,17 +123,6 @@ impl Cx<'_> {
         Ok(SearchableDir { ino: dir, access, cred })
     }
 
-    /// Fails unless the session has the names of the directory to itself.
-    pub(super) fn held_names(&self, dir: InodeId) -> Result<HeldNames> {
-        let session = self.rules.session;
-        if self.rules.leases.held(session, dir) == LeaseKind::Write {
-            return Ok(HeldNames(dir));
-        }
-        Err(Error::stale(format!(
-            "session {session} does not have the names of directory {dir} to itself (any more)"
-        )))
-    }
-
     pub(super) fn dir_to_write(&self, cred: &Cred, dir: InodeId) -> Result<WritableDir> {
         WritableDir::of(self, cred, dir, load_access(self.read(), dir)?)
     }
@@ -143,6 +132,19 @@ impl Cx<'_> {
         self.wait_for_snapshot(ino, &inode)?;
         let changed = self.leave_snapshots(ino, &mut inode)? | self.begin_writing(ino, &mut inode)?;
         Ok(WritableFile { inode, changed })
+    }
+}
+
+impl Rules<'_> {
+    /// Fails unless the session has the names of the directory to itself.
+    pub(super) fn held_names(&self, dir: InodeId) -> Result<HeldNames> {
+        let session = self.session;
+        if self.leases.held(session, dir) == LeaseKind::Write {
+            return Ok(HeldNames(dir));
+        }
+        Err(Error::stale(format!(
+            "session {session} does not have the names of directory {dir} to itself (any more)"
+        )))
     }
 }
 

@@ -15,8 +15,9 @@ use crate::record::unknown_version;
 use crate::table::Table;
 use bytes::Bytes;
 use weir_proto::local_creates::{
-    BATCH_BYTES_MAX, BATCH_FILES_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, LeaseNames, LocalCreate,
-    MadeWithNames, MkdirWithNames, NUMBERS_MAX, NamesLeased, RemoveMany, RemovedMany,
+    BATCH_BYTES_MAX, BATCH_FILES_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, FilesLeased,
+    LEASED_FILES_MAX, LeaseFiles, LeaseNames, LocalCreate, MadeWithNames, MkdirWithNames, NUMBERS_MAX,
+    NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::{INLINE_MAX, Made, Mkdir};
 use weir_proto::posix::{Change, Inherited, MayWrite};
@@ -138,6 +139,25 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
     Ok(CreatedMany { parent_attr: dir.attr() })
 }
 
+/// Those of the files that one client may remove by itself, if no other uses them.
+pub fn lease_files(view: &mut View<'_>, r: &LeaseFiles) -> Result<FilesLeased> {
+    if r.files.len() > LEASED_FILES_MAX {
+        let count = r.files.len();
+        return Err(Error::invalid(format!("{count} files at once: at most {LEASED_FILES_MAX} are allowed")));
+    }
+    view.rules.held_names(r.dir)?;
+    let mut files = Vec::with_capacity(r.files.len());
+    for ino in r.files.iter().copied() {
+        let is_plain = |inode: &Inode| {
+            let is_one = inode.kind == FileKind::Regular && inode.nlink == 1 && inode.parent == r.dir;
+            is_one && !view.rules.must_recover(ino, inode)
+        };
+        let found = find_inode(view.read, ino)?.filter(is_plain);
+        files.extend(found.map(|inode| view.rules.entry(ino, &inode)));
+    }
+    Ok(FilesLeased { files })
+}
+
 pub fn remove_many(cx: &mut Cx<'_>, r: &RemoveMany) -> Attempt<RemovedMany> {
     check_batch(r.removals.len(), r.removals.iter().map(|removal| removal.name.len()).sum())?;
     let dir = cx.names_of_batch(r.dir, &r.cred)?;
@@ -179,7 +199,7 @@ fn check_batch(files: usize, bytes: usize) -> Result<()> {
 impl Cx<'_> {
     /// The directory of a batch: its session has the names there, and its user may change them.
     fn names_of_batch(&mut self, dir: InodeId, cred: &Cred) -> Attempt<OwnDir> {
-        let names = self.held_names(dir)?;
+        let names = self.rules.held_names(dir)?;
         Ok(self.dir_to_write(cred, dir)?.for_change(self)?.held(&names))
     }
 
