@@ -53,6 +53,12 @@ impl Entries {
         if lent { NAME_LOAN } else { NAME_TTL }
     }
 
+    /// Adds an entry of a listing by its name alone. True: it did not fit.
+    pub fn add_bare(&self, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
+        let (ino, kind) = (to_kernel_ino(entry.ino), tr::file_type(entry.kind));
+        reply.add_name(ino, cookie, std::ffi::OsStr::from_bytes(&entry.name), kind)
+    }
+
     /// Adds an entry of a listing with all that the kernel may cache of it. True: it did not fit.
     pub fn add(&self, dir: InodeId, reply: &mut ReplyDirectoryPlus, cookie: u64, entry: &ListEntry) -> bool {
         let (ino, kind) = (to_kernel_ino(entry.ino), tr::file_type(entry.kind));

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Result};
 const BACKGROUND_MAX: u16 = 128;
 
 /// Features that are requested if the kernel offers them.
-const WANTED: [InitFlags; 16] = [
+const WANTED: [InitFlags; 15] = [
     InitFlags::FUSE_ASYNC_READ,
     InitFlags::FUSE_ATOMIC_O_TRUNC,
     InitFlags::FUSE_BIG_WRITES,
@@ -15,7 +15,6 @@ const WANTED: [InitFlags; 16] = [
     InitFlags::FUSE_ASYNC_DIO,
     InitFlags::FUSE_PARALLEL_DIROPS,
     InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
     InitFlags::FUSE_CACHE_SYMLINKS,
     // Locks are cluster-wide.
     InitFlags::FUSE_POSIX_LOCKS,

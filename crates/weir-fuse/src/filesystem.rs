@@ -375,9 +375,9 @@ impl Filesystem for Mounted {
         }
     }
 
-    fn opendir(&self, request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         self.options.check();
-        self.live.directories.open(self.call(request, reply));
+        self.live.directories.open(self.call(request, reply), from_kernel_ino(ino));
     }
 
     fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {

@@ -27,6 +27,7 @@ use locks::Locks;
 use names::Names;
 use opens::Opens;
 use std::sync::Arc;
+use streams::Streams;
 use weir_client::Client;
 use weir_env::BufferPool;
 use xattrs::Xattrs;
@@ -56,9 +57,10 @@ impl Live {
     pub fn new(base: &Base, snapshots: Arc<Snapshots>, by_ring: bool) -> Live {
         let client = || base.client.clone();
         let entries = Entries::new(client(), base.kernel.clone());
+        let streams: Arc<Streams> = Arc::default();
         Live {
-            names: Names::new(client(), entries.clone(), snapshots),
-            directories: Directories::new(client(), entries.clone()),
+            names: Names::new(client(), entries.clone(), snapshots, streams.clone()),
+            directories: Directories::new(client(), entries.clone(), streams),
             attributes: Attributes::new(client()),
             xattrs: Xattrs::new(client(), base.own_attributes.clone(), base.own_acts.clone()),
             opens: Opens::new(client(), entries.clone()),

@@ -1,5 +1,5 @@
 //! Listings of directories of the live tree.
-use super::streams::Streams;
+use super::streams::{Fill, Streams};
 use crate::call::Call;
 use crate::entries::Entries;
 use crate::replies::*;
@@ -32,12 +32,12 @@ pub struct Next {
 }
 
 impl Directories {
-    pub fn new(client: Client, entries: Arc<Entries>) -> Directories {
-        Directories { client, entries, streams: Arc::default() }
+    pub fn new(client: Client, entries: Arc<Entries>, streams: Arc<Streams>) -> Directories {
+        Directories { client, entries, streams }
     }
 
-    pub fn open(&self, call: Call<'_, ReplyOpen>) {
-        let stream = self.streams.open(call.cred());
+    pub fn open(&self, call: Call<'_, ReplyOpen>, dir: InodeId) {
+        let stream = self.streams.open(dir, call.cred());
         call.reply().opened(stream, FopenFlags::empty());
     }
 
@@ -66,7 +66,7 @@ impl Directories {
         });
     }
 
-    /// With all that the kernel may keep of each entry.
+    /// With all that the kernel may keep of each entry, if that is used.
     pub fn read_plus(&self, mut call: Call<'_, ReplyDirectoryPlus>, next: Next) {
         let (reply, ino) = (call.reply_mut(), to_kernel_ino(next.dir));
         for (at, name) in [(1, "."), (2, "..")] {
@@ -77,17 +77,25 @@ impl Directories {
         // More would be listed again for the next request.
         let limit = LISTING_LIMIT.min(reply.entries_max() as u32 + 1);
         let (client, streams, entries) = (self.client.clone(), self.streams.clone(), self.entries.clone());
-        let work = async move { list(&client, &streams, next, limit, true).await };
+        let (fill, noted) = (streams.fill(next.stream, next.offset), streams.clone());
+        let work = async move { list(&client, &streams, next, limit, fill != Fill::None).await };
         call.wait(work, move |mut reply: ReplyDirectoryPlus, listing| {
             let listing = match listing {
                 Ok(listing) => listing,
                 Err(e) => return reply.error(refused(&e)),
             };
+            let (mut listed, mut is_bare) = (0, fill != Fill::All);
             for entry in listing.entries {
-                if entries.add(next.dir, &mut reply, entry.cookie + DOTS, &entry) {
+                let is_full = match is_bare {
+                    true => entries.add_bare(&mut reply, entry.cookie + DOTS, &entry),
+                    false => entries.add(next.dir, &mut reply, entry.cookie + DOTS, &entry),
+                };
+                if is_full {
                     break;
                 }
+                (listed, is_bare) = (listed + 1, fill == Fill::None);
             }
+            noted.note_listed(next.stream, listed);
             reply.ok();
         });
     }

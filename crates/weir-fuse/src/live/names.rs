@@ -1,4 +1,5 @@
 //! Names in directories of the live tree: lookup, new nodes, rename, links.
+use super::streams::Streams;
 use crate::call::Call;
 use crate::entries::{Entries, Named, SNAPSHOTS_NAME};
 use crate::replies::*;
@@ -16,6 +17,8 @@ pub struct Names {
     client: Client,
     entries: Arc<Entries>,
     snapshots: Arc<Snapshots>,
+    /// Listings of programs that look up what they list.
+    streams: Arc<Streams>,
 }
 
 /// A node that is to be made without being opened.
@@ -26,11 +29,17 @@ pub struct NewNode {
 }
 
 impl Names {
-    pub fn new(client: Client, entries: Arc<Entries>, snapshots: Arc<Snapshots>) -> Names {
-        Names { client, entries, snapshots }
+    pub fn new(
+        client: Client,
+        entries: Arc<Entries>,
+        snapshots: Arc<Snapshots>,
+        streams: Arc<Streams>,
+    ) -> Names {
+        Names { client, entries, snapshots, streams }
     }
 
     pub fn lookup(&self, call: Call<'_, ReplyEntry>, at: Name) {
+        self.streams.note_lookup(at.dir);
         if at.name == SNAPSHOTS_NAME {
             return self.lookup_snapshots(call, at);
         }
