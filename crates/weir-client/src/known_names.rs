@@ -7,7 +7,6 @@
 //! caller's.
 use bytes::Bytes;
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use weir_proto::InodeId;
 use weir_proto::volume::TRASH;
 
@@ -59,12 +58,6 @@ impl Names {
     /// How many are known.
     pub fn count(&self) -> usize {
         self.known.len()
-    }
-
-    /// The inodes of known names from this one on, in the order of names.
-    pub fn inodes_from(&self, name: &[u8]) -> impl Iterator<Item = InodeId> {
-        let from = (Bound::Included(name), Bound::Unbounded);
-        self.known.range::<[u8], _>(from).filter_map(|(_, ino)| *ino)
     }
 
     /// Shows whether this client's changes, or the loss of the lease, crossed a request: then its answer is

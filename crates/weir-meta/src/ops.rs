@@ -3,7 +3,7 @@
 //! `settle` runs after the commit, under the same lock as the check for conflicts: its grants conflict with
 //! no lease.
 
-use crate::lease::{ByInode, LeaseTable, Numbers, Opens};
+use crate::lease::{ByInode, Conflict, LeaseTable, Need, Numbers, Opens};
 use crate::namespace::{Cx, View};
 use crate::obstacle::Attempt;
 use crate::quotas::Quotas;
@@ -13,6 +13,9 @@ use weir_proto::local_creates::{LocalCreate, NamesLeased};
 use weir_proto::meta::{Entry, FileKind, Lease, LeaseKind, Op};
 use weir_proto::quota::Account;
 use weir_proto::{InodeId, Request, SessionId};
+
+/// Leases that are revoked for one request for files to remove: those that others wait for come soon after.
+const WANTED_MAX: usize = 256;
 
 /// How an operation works.
 pub enum Work<R: Request> {
@@ -73,6 +76,8 @@ pub struct Grants<'a> {
     pub woken: Option<InodeId>,
     /// A directory that a client reads.
     pub shown: Option<InodeId>,
+    /// Leases of other sessions that are revoked after the reply: no request waits for them.
+    pub wanted: Vec<Conflict>,
 }
 
 impl Grants<'_> {
@@ -96,11 +101,15 @@ impl Grants<'_> {
             false => self.leases.grant_read(self.session, dir),
         };
     }
-    /// A file that its client may remove by itself; false: other clients use it.
+    /// A file that its client may remove by itself; false: other clients use it. If none has it open their
+    /// leases are revoked, for a later request.
     pub fn alone(&mut self, entry: &mut Entry) -> bool {
         let ino = entry.attr.ino;
         let is_alone = self.leases.grant_alone(self.session, ino);
         entry.lease.kind = self.leases.kept(self.session, ino);
+        if !is_alone && self.wanted.len() < WANTED_MAX && self.leases.openers(ino).is_empty() {
+            self.leases.conflicts(self.session, ino, Need::Change, &mut self.wanted);
+        }
         is_alone
     }
     /// The names of a directory, with the reserved numbers.

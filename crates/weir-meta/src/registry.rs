@@ -218,7 +218,7 @@ operations_of_mounts! {
     };
     LeaseNames: |r| changes(r.dir), touch_more local_creates::lease_names, |r, reply, g| g.names(r.dir, reply);
     LeaseFiles: |r| changes(r.dir), show local_creates::lease_files, |r, reply, g| {
-        reply.files.retain_mut(|entry| g.alone(entry));
+        reply.files.retain_mut(|file| g.alone(&mut file.entry));
     };
     MkdirWithNames as cred of name: |r| changes(r.parent),
         change_more local_creates::mkdir_with_names, |r, reply, g| {

@@ -83,17 +83,20 @@ message!(
 );
 message!(RemovedMany { parent_attr: Attr });
 message!(
-    /// Asks for the right to remove these files of a directory whose names the client has: a lease on each
-    /// that ends before another client uses the file. It revokes no lease, and leaves out all files that
-    /// other clients use, that have several names, or that are not of this directory.
+    /// Asks for the right to remove files of a directory whose names the client has: a lease on each, which
+    /// ends before another client uses the file. The answer leaves out files with several names, and files
+    /// that other clients use. Their leases are revoked, unless they have the file open.
     LeaseFiles = 426 by [Mount, Mover, Console] -> FilesLeased {
         session: SessionId,
         dir: InodeId,
-        /// At most [`LEASED_FILES_MAX`].
-        files: Vec<InodeId>,
+        /// The first name, in the order of names.
+        from: Bytes,
+        /// How many names are wanted, at most [`LEASED_FILES_MAX`].
+        count: u32,
     }
 );
-message!(FilesLeased { files: Vec<Entry> });
+message!(FilesLeased { files: Vec<LeasedFile> });
+message!(LeasedFile { name: Bytes, entry: Entry });
 message!(Removal { name: Bytes, ino: InodeId, at: Time });
 message!(LocalCreate {
     ino: InodeId,

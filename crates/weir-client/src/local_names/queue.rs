@@ -22,6 +22,8 @@ const CREATES_WITHIN: Duration = Duration::from_secs(1);
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Directories whose creates are counted: beyond twice as many as are in use, idle ones are dropped.
 const DIRS_MAX: usize = 1024;
+/// Other clients use the file: their leases are being revoked.
+const IN_USE_FOR: Duration = Duration::from_millis(5);
 /// Removals by messages and local changes within that time, after which the right to remove is asked for.
 const REMOVALS_MIN: u64 = 8;
 /// Directories whose names this client has. Beyond that, new ones are made without.
@@ -38,6 +40,15 @@ impl Owner {
     pub fn of_new(cred: &Cred, dir: &Attr) -> Owner {
         Owner { uid: cred.uid, gid: Owned::of(dir).gid_of_new(cred.gid) }
     }
+}
+
+/// Whether a file may be removed locally.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FilesLent {
+    Yes,
+    /// Other clients use it now.
+    NotYet,
+    No,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,7 +145,8 @@ struct Dir {
     creates: u32,
     since: Option<Instant>,
     asking: bool,
-    refused: Option<Instant>,
+    /// The leader refused, and is not asked again before this time.
+    refused_until: Option<Instant>,
     /// Files were lost, and no sync of the directory has reported that.
     lost: Option<Error>,
 }
@@ -144,7 +156,7 @@ impl Dir {
         self.unsent.is_empty() && self.sent.is_none() && !self.is_open && !self.asking && self.lost.is_none()
     }
     fn is_refused(&self, now: Instant) -> bool {
-        self.refused.is_some_and(|at| now.since(at) < REFUSED_FOR)
+        self.refused_until.is_some_and(|until| now < until)
     }
     fn oldest(&self) -> Option<u64> {
         self.sent.or_else(|| self.unsent.front().map(|u| u.serial))
@@ -181,10 +193,15 @@ impl Queue {
         self.sweep();
         self.dirs.entry(dir).or_default().asking = true;
     }
-    /// The answer about files of a directory whose names this client has.
-    pub fn asked_for_files(&mut self, dir: InodeId, are_lent: bool, now: Instant) {
+    /// The answer about files of a directory.
+    pub fn asked_for_files(&mut self, dir: InodeId, answer: FilesLent, now: Instant) {
         let d = self.dirs.entry(dir).or_default();
-        (d.asking, d.refused) = (false, (!are_lent).then_some(now));
+        d.asking = false;
+        match answer {
+            FilesLent::Yes => {}
+            FilesLent::NotYet => d.refused_until = Some(now + IN_USE_FOR),
+            FilesLent::No => d.refused_until = Some(now + REFUSED_FOR),
+        }
     }
     fn sweep(&mut self) {
         if self.dirs.len() >= self.sweep_at.max(DIRS_MAX) {
@@ -206,7 +223,7 @@ impl Queue {
                 self.open += usize::from(!d.is_open);
                 (d.numbers, d.limits, d.is_open) = (numbers, limits, true);
             }
-            None => d.refused = Some(now),
+            None => d.refused_until = Some(now + REFUSED_FOR),
         }
     }
     /// A revoke began, or the lease is gone: no more local creates. True: some are not reported.

@@ -1,19 +1,16 @@
 //! Local removals, of files that this client alone uses, and local renames of files whose create is
 //! unreported: the report has the new name.
-use super::queue::{Change, Owner, Queue};
+use super::queue::{Change, FilesLent, Owner, Queue};
 use super::{LocalNames, UNSENT_MAX, may_change, note_changed};
 use crate::inode::{Inode, LocalState, State};
 use crate::wall_time;
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
 use weir_proto::InodeId;
-use weir_proto::local_creates::{LEASED_FILES_MAX, LeaseFiles, NUMBERS_MIN};
+use weir_proto::local_creates::{LEASED_FILES_MAX, LeaseFiles, LeasedFile, NUMBERS_MIN};
 use weir_proto::meta::{Cred, LeaseKind, Time};
 use weir_proto::posix::Owned;
 use weir_proto::volume::TRASH;
-
-/// Names among which files to ask for are searched.
-const FOLLOWING_MAX: usize = 4 * LEASED_FILES_MAX;
 
 /// The way in which a file goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,11 +52,11 @@ impl LocalNames {
         let (owner, file) = {
             let st = dir.lock();
             let Some(attr) = st.attr.as_ref().filter(|_| st.lease.is_held()) else { return false };
-            let Some(Some(file)) = st.name(name) else { return false };
-            (Owner::of_new(cred, attr), file)
+            (Owner::of_new(cred, attr), st.name(name))
         };
-        if self.is_alone(file) {
-            return false; // something else than other clients is in the way
+        // It is absent, or something else than other clients is in the way.
+        if file.is_some_and(|file| file.is_none_or(|ino| self.is_alone(ino))) {
+            return false;
         }
         {
             let mut queue = self.queue();
@@ -71,9 +68,10 @@ impl LocalNames {
         if !self.queue().is_open(parent) {
             self.lease_names(&dir, NUMBERS_MIN, owner).await;
         }
-        let are_lent = self.queue().is_open(parent) && self.lease_files(&dir, name).await;
-        self.queue().asked_for_files(parent, are_lent, self.env.clock.now());
-        are_lent
+        let has_names = self.queue().is_open(parent);
+        let answer = if has_names { self.lease_files(&dir, name).await } else { FilesLent::No };
+        self.queue().asked_for_files(parent, answer, self.env.clock.now());
+        answer == FilesLent::Yes
     }
 
     fn is_alone(&self, file: InodeId) -> bool {
@@ -81,27 +79,33 @@ impl LocalNames {
     }
 
     /// Asks for the right to remove the file of this name, and the next ones.
-    async fn lease_files(&self, dir: &Inode, name: &[u8]) -> bool {
-        let following: Vec<InodeId> = dir.lock().names.inodes_from(name).take(FOLLOWING_MAX).collect();
-        let files: Vec<InodeId> =
-            following.into_iter().filter(|ino| !self.is_alone(*ino)).take(LEASED_FILES_MAX).collect();
-        let Some(first) = files.first().copied() else { return true };
-        let (revoke_clock, dir) = (self.inodes.revoke_clock(), dir.ino);
-        let ask = |session| LeaseFiles { session, dir, files: files.clone() };
+    async fn lease_files(&self, dir: &Inode, name: &[u8]) -> FilesLent {
+        let (revoke_clock, before) = (self.inodes.revoke_clock(), dir.lock().names.change());
+        let (from, count, dir_ino) = (Bytes::copy_from_slice(name), LEASED_FILES_MAX as u32, dir.ino);
+        let ask = |session| LeaseFiles { session, dir: dir_ino, from: from.clone(), count };
         let leased = match self.leader.ask(ask).await {
             Ok(leased) => leased.files,
             Err(e) => {
-                tracing::debug!("files of directory {dir}: {e}");
-                return false;
+                tracing::debug!("files of directory {dir_ino}: {e}");
+                return FilesLent::No;
             }
         };
-        for entry in &leased {
+        for LeasedFile { name, entry } in &leased {
+            let is_new = self.inodes.known(entry.attr.ino).is_none();
             let inode = self.inodes.get(entry.attr.ino);
-            let mut st = inode.lock();
-            self.inodes.apply_to(&mut st, entry, revoke_clock);
-            st.lease.grant_alone(revoke_clock);
+            {
+                let mut st = inode.lock();
+                self.inodes.apply_to(&mut st, entry, revoke_clock);
+                st.lease.grant_alone(revoke_clock);
+                st.forgotten |= is_new; // the kernel does not know it
+            }
+            let mut st = dir.lock();
+            if st.names.change() == before && st.lease.is_held() {
+                st.names.keep(name, Some(entry.attr.ino));
+            }
         }
-        leased.iter().any(|entry| entry.attr.ino == first)
+        let is_lent = leased.first().is_some_and(|file| file.name == from);
+        if is_lent { FilesLent::Yes } else { FilesLent::NotYet }
     }
 
     fn end_cancelled(&self, inode: &Arc<Inode>) {

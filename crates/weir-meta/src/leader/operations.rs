@@ -58,7 +58,10 @@ impl Operations {
         drop(state);
         match step {
             Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
-            Ok((Step::Done(body, seq), _)) => Outcome::Ready(seq, Ok(reply(body))),
+            Ok((Step::Done(body, seq), wanted)) => {
+                self.revoker.revoke(wanted);
+                Outcome::Ready(seq, Ok(reply(body)))
+            }
             Ok((Step::Wait(wait), obstacles)) => {
                 let shown = self.waits(&request, &parked.inodes, &obstacles);
                 self.revoker.revoke(obstacles);
@@ -109,7 +112,8 @@ async fn wait_and_retry<R: Operation>(
             (step, operations.base.commits.newest(&state))
         };
         match step {
-            Ok((Step::Done(body, seq), _)) => {
+            Ok((Step::Done(body, seq), wanted)) => {
+                operations.revoker.revoke(wanted);
                 operations.base.commits.durable(seq).await?;
                 return Ok(reply(body));
             }

@@ -14,10 +14,11 @@ use crate::lease::Numbers;
 use crate::record::unknown_version;
 use crate::table::Table;
 use bytes::Bytes;
+use weir_kv::Scan;
 use weir_proto::local_creates::{
     BATCH_BYTES_MAX, BATCH_FILES_MAX, CLOCKS_APART_MS_MAX, CreateMany, CreatedMany, FilesLeased,
-    LEASED_FILES_MAX, LeaseFiles, LeaseNames, LocalCreate, MadeWithNames, MkdirWithNames, NUMBERS_MAX,
-    NamesLeased, RemoveMany, RemovedMany,
+    LEASED_FILES_MAX, LeaseFiles, LeaseNames, LeasedFile, LocalCreate, MadeWithNames, MkdirWithNames,
+    NUMBERS_MAX, NamesLeased, RemoveMany, RemovedMany,
 };
 use weir_proto::meta::{INLINE_MAX, Made, Mkdir};
 use weir_proto::posix::{Change, Inherited, MayWrite};
@@ -139,21 +140,21 @@ pub fn create_many(cx: &mut Cx<'_>, r: &CreateMany) -> Attempt<CreatedMany> {
     Ok(CreatedMany { parent_attr: dir.attr() })
 }
 
-/// Those of the files that one client may remove by itself, if no other uses them.
+/// The next files that one client may remove by itself, if no other uses them.
 pub fn lease_files(view: &mut View<'_>, r: &LeaseFiles) -> Result<FilesLeased> {
-    if r.files.len() > LEASED_FILES_MAX {
-        let count = r.files.len();
-        return Err(Error::invalid(format!("{count} files at once: at most {LEASED_FILES_MAX} are allowed")));
-    }
     view.rules.held_names(r.dir)?;
-    let mut files = Vec::with_capacity(r.files.len());
-    for ino in r.files.iter().copied() {
-        let is_plain = |inode: &Inode| {
-            let is_one = inode.kind == FileKind::Regular && inode.nlink == 1 && inode.parent == r.dir;
-            is_one && !view.rules.must_recover(ino, inode)
-        };
-        let found = find_inode(view.read, ino)?.filter(is_plain);
-        files.extend(found.map(|inode| view.rules.entry(ino, &inode)));
+    let (count, mut found) = (LEASED_FILES_MAX.min(r.count as usize), Vec::new());
+    tables::NAMES.from(r.dir, (r.dir, &r.from)).scan(view.read, &mut |(_, name), link| {
+        if link.kind == FileKind::Regular && found.len() < count {
+            found.push((Bytes::copy_from_slice(name), link.ino));
+        }
+        if found.len() < count { Scan::More } else { Scan::Stop }
+    })?;
+    let mut files = Vec::with_capacity(found.len());
+    for (name, ino) in found {
+        let is_one = |inode: &Inode| inode.nlink == 1 && !view.rules.must_recover(ino, inode);
+        let inode = find_inode(view.read, ino)?.filter(is_one);
+        files.extend(inode.map(|inode| LeasedFile { name, entry: view.rules.entry(ino, &inode) }));
     }
     Ok(FilesLeased { files })
 }

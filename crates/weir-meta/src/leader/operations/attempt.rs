@@ -8,6 +8,7 @@ use crate::crash_points;
 use crate::leader::State;
 use crate::leader::full_disk::{space_is_short, without_space};
 use crate::leader::state::Parked;
+use crate::lease::NoteConflict;
 use crate::namespace::{self, Cx, Events, Rules, View};
 use crate::obstacle::{Attempt, Halt, Obstacle, Obstacles, discarding};
 use crate::ops::{Grants, Operation, Work};
@@ -21,8 +22,8 @@ use weir_proto::{Result, SessionId, Wire, Writer};
 use weir_rpc::Connection;
 
 impl Operations {
-    /// Attempts once. Conflicting leases are returned for their revoke, and the inodes are parked on in
-    /// `parked`.
+    /// Attempts once. Conflicting leases are returned for their revoke, and while the operation waits for
+    /// them, the inodes are parked on in `parked`.
     pub fn attempt<R: Operation>(
         &self,
         state: &mut State,
@@ -45,9 +46,12 @@ impl Operations {
             Err(Halt::Failed(e)) => Some(Err(self.base.commits.map_error(e))),
             Err(Halt::Blocked) => None,
         };
-        assert_eq!(ran.is_none(), !obstacles.is_empty(), "{}: it is blocked by obstacles", R::NAME);
+        assert!(ran.is_some() || !obstacles.is_empty(), "{}: it is blocked by obstacles", R::NAME);
         if let Some(ran) = ran {
-            state.obstacles = obstacles;
+            let wanted = match obstacles.is_empty() {
+                true => std::mem::replace(&mut state.obstacles, obstacles),
+                false => obstacles,
+            };
             if let Some(audits) = state.mounts.audits() {
                 let (rules, failed) = ((&**audits, &*self.base.config.witness), ran.as_ref().err());
                 // The change stands, even if it could not be audited.
@@ -63,7 +67,7 @@ impl Operations {
                     tracing::error!("{} was not recorded: {e}{more}", R::NAME);
                 }
             }
-            return ran.map(|(reply, wait)| (Step::Done(reply, wait), Obstacles::default()));
+            return ran.map(|(reply, wait)| (Step::Done(reply, wait), wanted));
         }
         for obstacle in obstacles.iter() {
             match obstacle {
@@ -111,9 +115,11 @@ impl Operations {
             first,
             woken: None,
             shown: None,
+            wanted: Vec::new(),
         };
         request.settle(&mut reply, &mut grants);
-        let (woken, shown) = (grants.woken, grants.shown);
+        let (woken, shown, wanted) = (grants.woken, grants.shown, grants.wanted);
+        wanted.into_iter().for_each(|conflict| obstacles.note(conflict));
         if let Some(ino) = woken {
             state.wake(ino);
         }
