@@ -22,10 +22,8 @@ const CREATES_WITHIN: Duration = Duration::from_secs(1);
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 /// Directories whose creates are counted: beyond twice as many as are in use, idle ones are dropped.
 const DIRS_MAX: usize = 1024;
-/// Other clients use the file: their leases are being revoked.
+/// Other clients used the directory or the file just now: the first pause before the leader is asked again.
 const IN_USE_FOR: Duration = Duration::from_millis(5);
-/// Removals by messages and local changes within that time, after which the right to remove is asked for.
-const REMOVALS_MIN: u64 = 8;
 /// Directories whose names this client has. Beyond that, new ones are made without.
 const OPEN_MAX: usize = 16 << 10;
 
@@ -46,7 +44,7 @@ impl Owner {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FilesLent {
     Yes,
-    /// Other clients use it now.
+    /// Other clients use it, or its directory, now.
     NotYet,
     No,
 }
@@ -147,6 +145,8 @@ struct Dir {
     asking: bool,
     /// The leader refused, and is not asked again before this time.
     refused_until: Option<Instant>,
+    /// The last pause, while other clients use the directory or its files.
+    pause: Duration,
     /// Files were lost, and no sync of the directory has reported that.
     lost: Option<Error>,
 }
@@ -184,9 +184,10 @@ impl Queue {
         Some((d.numbers * 2).clamp(NUMBERS_MIN, NUMBERS_MAX))
     }
     /// A file is to be removed by a message. True: this client removes so much that it is worth it to ask for
-    /// the right to do that by itself here, by [`Queue::ask`].
-    pub fn note_unlink(&mut self, dir: InodeId, now: Instant) -> bool {
-        let is_much = self.removals.note(self.serial, now) >= REMOVALS_MIN && self.open < OPEN_MAX;
+    /// the right to do that by itself here, by [`Queue::ask`]. `after`: the number of removals and local
+    /// changes that makes it worth it.
+    pub fn note_unlink(&mut self, dir: InodeId, after: u32, now: Instant) -> bool {
+        let is_much = self.removals.note(self.serial, now) >= u64::from(after) && self.open < OPEN_MAX;
         is_much && self.dirs.get(&dir).is_none_or(|d| !d.asking && !d.is_refused(now))
     }
     pub fn ask(&mut self, dir: InodeId) {
@@ -198,8 +199,11 @@ impl Queue {
         let d = self.dirs.entry(dir).or_default();
         d.asking = false;
         match answer {
-            FilesLent::Yes => {}
-            FilesLent::NotYet => d.refused_until = Some(now + IN_USE_FOR),
+            FilesLent::Yes => (d.pause, d.refused_until) = (Duration::ZERO, None),
+            FilesLent::NotYet => {
+                d.pause = (2 * d.pause).clamp(IN_USE_FOR, REFUSED_FOR);
+                d.refused_until = Some(now + d.pause);
+            }
             FilesLent::No => d.refused_until = Some(now + REFUSED_FOR),
         }
     }

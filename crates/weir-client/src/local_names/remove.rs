@@ -45,9 +45,7 @@ impl LocalNames {
     /// Before a removal by a message: after many of them the leader is asked for the right to remove the file
     /// and the next ones of its directory locally. True: this client may have it now.
     pub async fn lease_for_removal(&self, cred: &Cred, parent: InodeId, name: &[u8]) -> bool {
-        if name == TRASH || !self.is_on(cred) {
-            return false;
-        }
+        let Some(after) = self.after.filter(|_| name != TRASH && self.is_on(cred)) else { return false };
         let Some(dir) = self.inodes.known(parent) else { return false };
         let (owner, file) = {
             let st = dir.lock();
@@ -60,7 +58,7 @@ impl LocalNames {
         }
         {
             let mut queue = self.queue();
-            if !queue.note_unlink(parent, self.env.clock.now()) {
+            if !queue.note_unlink(parent, after, self.env.clock.now()) {
                 return false;
             }
             queue.ask(parent);
@@ -69,7 +67,7 @@ impl LocalNames {
             self.lease_names(&dir, NUMBERS_MIN, owner).await;
         }
         let has_names = self.queue().is_open(parent);
-        let answer = if has_names { self.lease_files(&dir, name).await } else { FilesLent::No };
+        let answer = if has_names { self.lease_files(&dir, name).await } else { FilesLent::NotYet };
         self.queue().asked_for_files(parent, answer, self.env.clock.now());
         answer == FilesLent::Yes
     }
