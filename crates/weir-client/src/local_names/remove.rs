@@ -63,13 +63,13 @@ impl LocalNames {
             }
             queue.ask(parent);
         }
+        let mut asking = AskingForFiles { names: self, dir: parent, answer: FilesLent::NotYet };
         if !self.queue().is_open(parent) {
             self.lease_names(&dir, NUMBERS_MIN, owner).await;
         }
         let has_names = self.queue().is_open(parent);
-        let answer = if has_names { self.lease_files(&dir, name).await } else { FilesLent::NotYet };
-        self.queue().asked_for_files(parent, answer, self.env.clock.now());
-        answer == FilesLent::Yes
+        asking.answer = if has_names { self.lease_files(&dir, name).await } else { FilesLent::NotYet };
+        asking.answer == FilesLent::Yes
     }
 
     fn is_alone(&self, file: InodeId) -> bool {
@@ -151,6 +151,20 @@ impl LocalNames {
             }
         }
         true
+    }
+}
+
+/// A question for files of a directory. It ends with this, also if its caller gives up.
+struct AskingForFiles<'a> {
+    names: &'a LocalNames,
+    dir: InodeId,
+    answer: FilesLent,
+}
+
+impl Drop for AskingForFiles<'_> {
+    fn drop(&mut self) {
+        let now = self.names.env.clock.now();
+        self.names.queue().asked_for_files(self.dir, self.answer, now);
     }
 }
 
