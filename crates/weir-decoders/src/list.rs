@@ -28,6 +28,7 @@ macro_rules! for_every_message {
                 Mkdir, Made, Symlink, Mknod, Link, Unlink, Rmdir, Removed, Rename, Renamed, SetAttr, Commit,
                 SetXattr, RemoveXattr, CreateNameless, NoteAccess, AccessTime, Revoke,
                 RecoverFile}
+            early::{ChangeEarly, ChangedEarly, Given, MakeAgain, KeptChange, MadeAgain, NotMade, AwaitDurable, Durable}
             local_creates::{LeaseNames, NamesLeased, MkdirWithNames, MadeWithNames, CreateMany, CreatedMany, LocalCreate, RemoveMany, RemovedMany, Removal, LeaseFiles, FilesLeased, LeasedFile}
             volume::{Quota, Policy, SnapshotRetention, Retention, Volume, VolumeCreate, VolumeList, VolumePage, VolumeGet, VolumeAt, VolumeChange, VolumeDelete, VolumeClone,
                 ReserveQuota, QuotaReservation, ReclaimReservations, HeldReservation,

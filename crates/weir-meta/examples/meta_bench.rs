@@ -71,6 +71,7 @@ impl Bench {
             refused: Arc::new(|_| ()),
             audits: Arc::new(Vec::new),
             records_holds: Arc::new(|| true),
+            answers_early: Arc::new(|| true),
             right: weir_meta::copies::Right::alone(),
             led_until: None,
             witness: Arc::new(|_| ()),

@@ -8,9 +8,11 @@
 //! the leader in each of them.
 use crate::leader::Leader;
 use crate::leader::outcome::{Outcome, waits};
+use crate::registry;
 use std::sync::Arc;
 use weir_proto::Request;
 use weir_proto::condition::{TroubleList, Troubles};
+use weir_proto::early::{AwaitDurable, ChangeEarly, MakeAgain};
 use weir_proto::lock::{CancelLock, ListLocks, ReclaimLocks, SetLock, TestLock};
 use weir_proto::meta::{
     KeepAlive, NoteMap, ReleaseAppendToken, ReleaseLease, SessionClose, SessionList, SessionOpen,
@@ -73,6 +75,11 @@ calls! {
     ReleaseAppendToken: now |leader, r, _| leader.sessions.release_append_token(&r);
     ReclaimReservations: now |leader, r, _| leader.sessions.reclaim_reservations(&r);
     ReclaimSpace: now |leader, r, _| leader.sessions.reclaim_space(&r);
+    ChangeEarly: call |leader, r, call| registry::operate_early(leader, &r, call);
+    MakeAgain: call |leader, r, call| leader.operations.make_all_again(&r, |state, change| {
+        registry::make_again(leader, state, r.session, change, &call.connection)
+    });
+    AwaitDurable: committed |leader, r, _| leader.operations.await_durable(&r);
     OwnersNearLimit: now |leader, _, _| leader.reports.owners_near();
     TroubleList: now |leader, _, _| Ok(Troubles { troubles: leader.reports.troubles() });
 

@@ -10,8 +10,8 @@
 //! Invariant: each request that a mount may send is a row of the first list, or is in `reach`, or is one of
 //! its session (`SESSION_ONLY`); and each that names a user declares it.
 use crate::backup;
-use crate::leader::Leader;
 use crate::leader::outcome::Outcome;
+use crate::leader::{Leader, State};
 use crate::namespace::create::meta_open;
 use crate::namespace::{
     Cx, View, attr, clone, create, data, evict, import, layers, list, local_creates, mirror, open, remove,
@@ -27,6 +27,7 @@ use crate::reach::{
 use crate::relation::{admin, home_place};
 use std::sync::Arc;
 use weir_proto::backup::{BackupDone, BackupList, BackupSet, BackupTake};
+use weir_proto::early::{ChangeEarly, KeptChange};
 use weir_proto::local_creates::{CreateMany, LeaseFiles, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::meta::*;
 use weir_proto::quota::{OwnerLimit, OwnerUsageList, ReserveSpace};
@@ -37,8 +38,8 @@ use weir_proto::relation::{
 };
 use weir_proto::snapshot::*;
 use weir_proto::volume::*;
-use weir_proto::{InodeId, Request, SessionId};
-use weir_rpc::Call;
+use weir_proto::{Error, InodeId, Request, SessionId};
+use weir_rpc::{Call, Connection};
 
 /// Gives the closure of a row its types. Its error is a [`Halt`], or becomes one.
 fn shows<R, T, E>(run: fn(&mut View<'_>, &R) -> Result<T, E>) -> fn(&mut View<'_>, &R) -> Result<T, E> {
@@ -329,6 +330,39 @@ operations_of_others! {
     SnapshotDelete: change snapshot::delete;
 }
 
+/// Changes that may be answered early, and are made again after a crash.
+macro_rules! kept_operations {
+    ($($name:ident)*) => {
+        /// Runs the change in a request for an early answer.
+        pub fn operate_early(leader: &Arc<Leader>, r: &ChangeEarly, call: &Call) -> Outcome {
+            match r.method {
+                $($name::METHOD => leader.operations.operate_early::<$name>(&r.body, call),)*
+                method => Outcome::refused(not_kept(method)),
+            }
+        }
+        /// Makes a change again that another leader has answered early.
+        pub fn make_again(
+            leader: &Leader,
+            state: &mut State,
+            session: SessionId,
+            change: &KeptChange,
+            on: &Connection,
+        ) -> weir_proto::Result<()> {
+            match change.method {
+                $($name::METHOD => leader.operations.make_again::<$name>(state, session, change, on),)*
+                method => Err(not_kept(method)),
+            }
+        }
+        #[cfg(test)]
+        const MADE_AGAIN: &[u16] = &[$($name::METHOD),*];
+    };
+}
+fn not_kept(method: u16) -> Error {
+    Error::unsupported(format!("method {method} has no early answer"))
+}
+
+kept_operations! { Mkdir MkdirWithNames Symlink Link Unlink Rmdir Rename SetAttr SetXattr RemoveXattr }
+
 // Its call waits for writers first, and then runs this.
 implement! { SnapshotTake: change snapshot::take; }
 
@@ -336,10 +370,16 @@ implement! { SnapshotTake: change snapshot::take; }
 mod tests {
     use super::*;
     use crate::reach;
+    use weir_proto::early::{AwaitDurable, MakeAgain};
     use weir_proto::lock::{CancelLock, ReclaimLocks};
     use weir_proto::methods;
     use weir_proto::quota::ReclaimSpace;
     use weir_proto::sender::Sender;
+
+    #[test]
+    fn early_answers_are_of_changes_made_again() {
+        assert_eq!(MADE_AGAIN, weir_proto::early::KEPT);
+    }
 
     /// Requests about a session, and those that return or resume its holdings.
     const SESSION_ONLY: &[u16] = &[
@@ -354,6 +394,10 @@ mod tests {
         ReclaimSpace::METHOD,
         CancelLock::METHOD,
         ReclaimLocks::METHOD,
+        // What a change in it reaches is checked as its own request.
+        ChangeEarly::METHOD,
+        MakeAgain::METHOD,
+        AwaitDurable::METHOD,
     ];
 
     #[test]

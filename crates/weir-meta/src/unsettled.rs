@@ -106,6 +106,10 @@ impl Unsettled {
     pub fn is_empty(&self) -> bool {
         self.tail.is_empty()
     }
+    /// The number of commits that are not durable.
+    pub fn len(&self) -> usize {
+        self.tail.len()
+    }
 }
 
 impl Mark {

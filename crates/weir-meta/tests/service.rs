@@ -2,6 +2,8 @@
 #[path = "service/access.rs"]
 mod access;
 mod common;
+#[path = "service/early.rs"]
+mod early;
 #[path = "service/full_disk.rs"]
 mod full_disk;
 #[path = "service/grace.rs"]

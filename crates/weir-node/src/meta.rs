@@ -28,7 +28,7 @@ use weir_proto::export::ExportHead;
 use weir_proto::map::{ClusterMap, MemberState, Scheme};
 use weir_proto::meta::Time;
 use weir_proto::sender::Sender;
-use weir_proto::version::LEVEL_OF_HOLDS;
+use weir_proto::version::{LEVEL_OF_EARLY_ANSWERS, LEVEL_OF_HOLDS};
 use weir_proto::volume::Policy;
 use weir_proto::{Epoch, Error, ErrorKind, NamespaceId, NamespaceUuid, NodeId, Result};
 use weir_rpc::{Server, Service};
@@ -431,7 +431,7 @@ impl MetaNode {
 
     fn config(&self, namespace: NamespaceId, right: Arc<Right>, led_until: Option<Instant>) -> MetaConfig {
         let (cluster, audit) = (&self.cluster, &self.audit);
-        let [followed, fullness, ruled, asked, upgraded] = std::array::from_fn(|_| cluster.clone());
+        let [followed, fullness, ruled, asked, upgraded, again] = std::array::from_fn(|_| cluster.clone());
         let (log, witnesses) = (audit.clone(), audit.clone());
         MetaConfig {
             namespace,
@@ -452,6 +452,7 @@ impl MetaNode {
             audits: Arc::new(move || asked.map().audits.clone()),
             witness: Arc::new(move |seen| witnesses.record(of_volume(&witnesses, seen))),
             records_holds: Arc::new(move || upgraded.map().level >= LEVEL_OF_HOLDS),
+            answers_early: Arc::new(move || again.map().level >= LEVEL_OF_EARLY_ANSWERS),
             right,
             led_until,
         }

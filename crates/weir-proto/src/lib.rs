@@ -14,6 +14,7 @@ pub mod coord;
 pub mod copies;
 pub mod data;
 pub mod date;
+pub mod early;
 pub mod ec;
 pub mod enrol;
 mod error;

@@ -45,6 +45,7 @@ methods!(
         StatFs, AcquireLease, ReleaseLease, Open, Close, ReadInline, Recovered, LeaveInDoubt, NoteMap, TakeAppendToken, ReleaseAppendToken, Create,
         Mkdir, Symlink, Mknod, Link, Unlink, Rmdir, Rename, SetAttr, Commit, SetXattr, RemoveXattr, CreateNameless, NoteAccess,
         Revoke, RecoverFile}
+    early::{ChangeEarly, MakeAgain, AwaitDurable}
     local_creates::{LeaseNames, MkdirWithNames, CreateMany, RemoveMany, LeaseFiles}
     lock::{SetLock, TestLock, CancelLock, ListLocks, ReclaimLocks, LockFree}
     volume::{VolumeList, VolumeGet, VolumeAt, ReserveQuota, ReclaimReservations,

@@ -11,7 +11,7 @@ pub const VERSION_MAX: u16 = 2;
 /// From this one on, the cluster map is sent as news in the payload of replies ([`crate::news`]).
 pub const VERSION_OF_NEWS: u16 = 2;
 /// The highest level that this program supports.
-pub const LEVEL_MAX: u16 = 5;
+pub const LEVEL_MAX: u16 = 6;
 /// From this one on, the coordinator's state has the whole map at intervals, and changes between.
 pub const LEVEL_OF_STEPS: u16 = 2;
 /// From this one on, a namespace may have copies.
@@ -28,6 +28,8 @@ pub const LEVEL_OF_FLOORS: u16 = 4;
 pub const LEVEL_OF_NEW_NAMES: u16 = 4;
 /// From this one on, several extents of a cell are written in one message.
 pub const LEVEL_OF_OVERLAY_PARTS: u16 = 5;
+/// From this one on, changes are answered before they are durable: any leader makes them again.
+pub const LEVEL_OF_EARLY_ANSWERS: u16 = 6;
 
 message!(
     /// Versions of a node's program.

@@ -105,9 +105,10 @@ fn messages_are_decoded_as_they_were_encoded() {
     is_decoded_as_it_was_encoded::<CellId>("CellId");
 }
 
-const SOURCES: [(&str, &str); 24] = [
+const SOURCES: [(&str, &str); 25] = [
     ("access", include_str!("../../../weir-proto/src/access.rs")),
     ("backup", include_str!("../../../weir-proto/src/backup.rs")),
+    ("early", include_str!("../../../weir-proto/src/early.rs")),
     ("local_creates", include_str!("../../../weir-proto/src/local_creates.rs")),
     ("condition", include_str!("../../../weir-proto/src/condition.rs")),
     ("coord", include_str!("../../../weir-proto/src/coord.rs")),
@@ -196,6 +197,7 @@ fn no_method_number_is_used_twice() {
                     420..440
                 }
                 "volume" if ["GetWriteFloors", "SetWriteFloor"].contains(&name) => 420..440,
+                "early" => 427..430,
                 "local_creates" if ["MkdirWithNames", "LeaseFiles"].contains(&name) => 420..440,
                 "watch" => 500..510,
                 "data" => 200..300,

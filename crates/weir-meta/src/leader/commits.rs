@@ -11,17 +11,26 @@ mod slots;
 
 use super::State;
 use crate::copies::Right;
+use crate::keys::{self, Sequence};
 use crate::ops::Operation;
+use crate::tables;
 use crate::unsettled::Unsettled;
-use observed::{Noted, Observed};
+use observed::{Early, Noted, Observed};
 use replies::Replies;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weir_env::{Env, watch};
 use weir_kv::{CommitSeq, Read, SharedKv, Txn};
+use weir_proto::early::Given;
 use weir_proto::meta::Op;
 use weir_proto::{Error, ErrorKind, Result, SessionId};
 use weir_rpc::{Reply, Responder};
+
+/// Commits that are not durable, and may have been answered early.
+const TAIL_MAX: usize = 1 << 16;
+/// Serials of directories that a starting leader leaves out: more than such a tail can have drawn.
+pub const SERIALS_LEFT_OUT: u64 = 1 << 20;
 
 /// The commits of this leader.
 pub struct Commits {
@@ -35,6 +44,10 @@ pub struct Commits {
     /// The keys of the clients' other commits.
     unsettled: Mutex<Unsettled>,
     replies: Replies,
+    /// The number of this run of the leader.
+    term: u64,
+    /// Serials that a former leader may have drawn for changes that a crash took back.
+    lost_serials: Range<u64>,
     /// The journal failed: nothing can be acknowledged any more.
     failed: watch::Sender<Option<Error>>,
 }
@@ -44,14 +57,71 @@ pub struct Done<T> {
     pub reply: T,
     /// The reply is the one of an earlier try.
     pub replayed: bool,
+    /// The commit that an early answer waits for; `None`: it waits for the change itself.
+    pub early: Option<CommitSeq>,
+    /// Serials of directories that it drew.
+    pub serials: Vec<u64>,
+}
+
+/// A change of a session.
+pub struct Changing<'a> {
+    pub session: SessionId,
+    /// It happens once, and its reply is kept for later tries.
+    pub op: Option<&'a Op>,
+    /// Its answer may leave early.
+    pub early: bool,
+    /// It is made again, and draws these serials.
+    pub given: Option<&'a [u64]>,
+}
+
+/// Leaves out the serials that a former leader may have drawn for changes that a crash took back: their
+/// clients may bring them. Returns its commit, and these serials.
+pub fn leave_out_serials(kv: &SharedKv, newest: CommitSeq) -> Result<(CommitSeq, Range<u64>)> {
+    let mut lost = 0..0;
+    let left_out = kv.transact(&mut |txn| {
+        if tables::SESSIONS.all().has_any(txn)? {
+            let first = tables::next_number(txn, Sequence::DirectorySerial)?;
+            lost = first..first + SERIALS_LEFT_OUT;
+            txn.max(&keys::sequence(Sequence::DirectorySerial), lost.end);
+        }
+        Ok(())
+    })?;
+    Ok((newest.max(left_out), lost))
 }
 
 impl Commits {
-    /// `newest`: the last commit before this leader serves.
-    pub fn new(env: &Env, kv: SharedKv, right: Arc<Right>, newest: CommitSeq) -> Commits {
+    /// `newest`: the last commit before this leader serves. `lost_serials`: those that it leaves out.
+    pub fn new(
+        env: &Env,
+        kv: SharedKv,
+        right: Arc<Right>,
+        newest: CommitSeq,
+        lost_serials: Range<u64>,
+    ) -> Commits {
         let (of_all, newest) = (AtomicU64::new(newest.0), AtomicU64::new(newest.0));
         let (unsettled, replies, failed) = (Mutex::default(), Replies::default(), watch::Sender::new(None));
-        Commits { env: env.clone(), kv, right, newest, of_all, unsettled, replies, failed }
+        let term = env.rng.next_u64() | 1;
+        Commits {
+            env: env.clone(),
+            kv,
+            right,
+            newest,
+            of_all,
+            unsettled,
+            replies,
+            term,
+            lost_serials,
+            failed,
+        }
+    }
+
+    /// Commit numbers that clients keep are of this run only.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+    /// The newest durable commit.
+    pub fn newest_durable(&self) -> CommitSeq {
+        self.kv.durable()
     }
 
     /// The store, for readers that are given one.
@@ -98,34 +168,69 @@ impl Commits {
         self.kv.transact(body)
     }
 
-    /// A client's change, which more may follow: [`Commits::settle`] comes soon. With an `op` it happens
-    /// once, and its reply is kept for later tries.
+    /// A client's change, which more may follow: [`Commits::settle`] comes soon.
     pub fn change_once<R: Operation>(
         &self,
         _locked: &State,
-        (session, op): (SessionId, Option<&Op>),
+        change: &Changing<'_>,
         body: &mut dyn FnMut(&mut dyn Txn) -> Result<R::Reply>,
     ) -> Result<Done<R::Reply>> {
+        let Changing { session, op, .. } = *change;
         op.map_or(Ok(()), slots::check)?;
         let (mut unsettled, mut changed, mut done) = (self.unsettled(), Vec::new(), None);
         unsettled.forget_to(self.kv.durable());
         let seq = self.kv.transact_more(&mut |txn| {
             if let Some(reply) = op.map_or(Ok(None), |op| slots::earlier_reply::<R>(txn, op))? {
-                done = Some(Done { reply, replayed: true });
+                done = Some(Done { reply, replayed: true, early: None, serials: Vec::new() });
                 return Ok(());
             }
-            let reply = body(&mut Noted::new(txn, &mut changed))?;
+            let early = change.early.then(|| Early::new(&unsettled, session, change.given));
+            let mut noted = Noted::new(txn, &mut changed, early);
+            let reply = body(&mut noted)?;
+            let (early, serials) = noted.finish().map_or((None, Vec::new()), |(wait, s)| (Some(wait), s));
             if let Some(op) = op {
                 slots::keep_reply::<R>(txn, op, &reply);
             }
-            done = Some(Done { reply, replayed: false });
+            done = Some(Done { reply, replayed: false, early, serials });
             Ok(())
         })?;
+        let done = done.expect("the body ran");
         if !changed.is_empty() {
-            unsettled.note(session, seq, seq, changed);
+            // An answer that waits for its own change is lost with it: nothing may depend on it before.
+            unsettled.note(session, seq, done.early.unwrap_or(seq), changed);
         }
         self.show(seq);
-        Ok(done.expect("the body ran"))
+        Ok(done)
+    }
+
+    /// Whether one more change may be answered early: the tail that a crash may lose is bounded.
+    pub fn may_answer_early(&self) -> bool {
+        let mut unsettled = self.unsettled();
+        unsettled.forget_to(self.kv.durable());
+        unsettled.len() < TAIL_MAX
+    }
+    /// Serials of a change that is made again: only those that the former leader may have drawn for it.
+    pub fn check_given(&self, given: &Given) -> Result<()> {
+        if given.serials.iter().all(|serial| self.lost_serials.contains(serial)) {
+            return Ok(());
+        }
+        Err(Error::denied(format!("serials {:?} are not among those of the lost tail", given.serials)))
+    }
+
+    /// Whether the leader has made this change, or a later one of its slot.
+    pub fn has_made(&self, op: &Op) -> Result<bool> {
+        slots::check(op)?;
+        let mut made = false;
+        self.kv.read(&mut |read| {
+            made = slots::newest(read, op)? >= op.seq;
+            Ok(())
+        })?;
+        Ok(made)
+    }
+
+    /// The session is on another connection: answers on the former one may be lost.
+    pub fn moved(&self, session: SessionId) {
+        self.unsettled().moved(session);
     }
 
     fn unsettled(&self) -> MutexGuard<'_, Unsettled> {
@@ -163,9 +268,10 @@ impl Commits {
         })?;
         self.right.wait(&self.env).await
     }
-    /// Whether commits up to `seq` may be reported now.
+    /// Whether an answer that waits for `seq` may leave now. Answers leave in the order of their waits: a
+    /// change is answered before another one of its session that depends on it.
     pub fn may_reply(&self, seq: CommitSeq) -> bool {
-        seq <= self.kv.durable() && self.right.answers()
+        seq <= self.kv.durable() && self.right.answers() && self.replies.have_left_to(seq)
     }
 
     /// Answers with `result` once `seq` is durable; [`Commits::settle`] comes soon.

@@ -46,6 +46,9 @@ pub struct MetaConfig {
     pub witness: Arc<Witness>,
     /// Whether every other node of the namespace, which may lead next, reads records of held volumes.
     pub records_holds: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Whether every other node of the namespace, which may lead next, makes changes again that were answered
+    /// early.
+    pub answers_early: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Whether it may answer.
     pub right: Arc<Right>,
     /// The latest time at which the former leader of a namespace with copies may have answered.

@@ -4,8 +4,9 @@
 //! been writing, or stays until the disk has space.
 use super::base::Base;
 use super::transactions::Transactions;
-use super::{State, hints};
+use super::{NO_SESSION, State, hints};
 use crate::keys::Sequence;
+use crate::namespace::remove::release_orphan;
 use crate::relation::queues::Relations;
 use crate::session;
 use crate::tables::next_number;
@@ -95,6 +96,25 @@ impl SessionEnds {
         }
         state.deaths.count = state.deaths.count.max(deaths);
         Ok(true)
+    }
+
+    /// All sessions have returned or ended: nameless files are kept only for those that have them open.
+    pub fn let_nameless_go(&self, state: &mut State) -> Result<()> {
+        if state.grace.until.is_some() || !state.grace.keeps_nameless {
+            return Ok(());
+        }
+        let mut kept = Vec::new();
+        self.base.read(&mut |read| {
+            kept = session::held_by(read, NO_SESSION)?;
+            Ok(())
+        })?;
+        if !kept.is_empty() {
+            self.tx.housekeep(state, NO_SESSION, &mut |cx| {
+                kept.iter().try_for_each(|ino| release_orphan(cx, *ino, NO_SESSION))
+            })?;
+        }
+        state.grace.keeps_nameless = false;
+        Ok(())
     }
 
     /// Records the ends of sessions for which there was no space.

@@ -216,6 +216,21 @@ impl HoldRecords {
         Ok(())
     }
 
+    /// Notes the volumes of a change that may be answered early: its session may bring it after a crash.
+    pub fn note_changed<R: Operation>(&self, state: &mut State, request: &R) -> Result<()> {
+        let mut volumes = Vec::new();
+        self.base.read(&mut |read| {
+            volumes.clear();
+            for reach in request.reach().iter().flatten().filter(|reach| reach.changes) {
+                if let Place::Inode(ino) = reach.place {
+                    volumes.extend(volume_of_any(read, ino)?);
+                }
+            }
+            Ok(())
+        })?;
+        self.note_used_volumes(state, request.session(), volumes.into_iter())
+    }
+
     /// A session may have changes in these volumes.
     pub fn note_used_volumes(
         &self,

@@ -102,13 +102,14 @@ impl Leader {
             Ok(())
         })?;
         let newest = owners::repair(&kv, namespace::volume_usage)?.unwrap_or(newest);
+        let (newest, lost_serials) = commits::leave_out_serials(&kv, newest)?;
         let state = State::load(&kv, &config, now)?;
         let mut relations = Relations::default();
         kv.read(&mut |read| {
             relations = Relations::load(read, env.rng.next_u64() | 1)?;
             Ok(())
         })?;
-        let commits = Commits::new(env, kv, config.right.clone(), newest);
+        let commits = Commits::new(env, kv, config.right.clone(), newest, lost_serials);
         Ok(Leader::new(Base::new(env, config, commits, state), relations))
     }
 

@@ -1,5 +1,6 @@
 //! Operations on the namespace: tried at once, and again when the leases that they wait for are returned.
 mod attempt;
+mod early;
 mod step;
 mod waits;
 
@@ -15,6 +16,7 @@ pub use attempt::Step;
 use std::sync::Arc;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
+use weir_proto::early::Given;
 use weir_proto::{Error, InodeId, Request, Result};
 use weir_rpc::{Call, Connection, Reply};
 use weir_watch::WaitGuard;
@@ -47,32 +49,79 @@ impl Operations {
 
     /// Runs an operation in place, or lets it wait in a task of its own.
     pub fn operate<R: Operation>(self: &Arc<Self>, call: &Call) -> Outcome {
-        let request = match call.decode::<R>() {
-            Ok(request) => request,
-            Err(e) => return Outcome::refused(e),
-        };
+        match call.decode::<R>() {
+            Ok(request) => self.run_or_wait(request, call, How::Durable),
+            Err(e) => Outcome::refused(e),
+        }
+    }
+
+    fn run_or_wait<R: Operation>(self: &Arc<Self>, request: R, call: &Call, how: How<R>) -> Outcome {
         let mut parked = Parked::default();
         let mut state = self.base.lock();
-        let step = self.attempt(&mut state, &request, &call.connection, &mut parked);
+        let step = self.attempt(&mut state, &request, &call.connection, &mut parked, &how);
         let newest = self.base.commits.newest(&state);
         drop(state);
         match step {
-            Ok((Step::Done(body, _), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(body))),
-            Ok((Step::Done(body, seq), wanted)) => {
+            Ok((Step::Done(answer), _)) if R::EARLY => Outcome::Ready(CommitSeq(0), Ok(reply(answer.body))),
+            Ok((Step::Done(answer), wanted)) => {
                 self.revoker.revoke(wanted);
-                Outcome::Ready(seq, Ok(reply(body)))
+                Outcome::Ready(answer.wait, Ok(reply(self.in_form(&how, answer))))
             }
             Ok((Step::Wait(wait), obstacles)) => {
                 let shown = self.waits(&request, &parked.inodes, &obstacles);
                 self.revoker.revoke(obstacles);
                 let waiting =
                     Waiting { operations: self.clone(), on: call.connection.clone(), parked, shown };
-                Outcome::Waits(Box::pin(wait_and_retry(self.clone(), request, waiting, wait, call.deadline)))
+                Outcome::Waits(Box::pin(wait_and_retry(
+                    self.clone(),
+                    (request, how),
+                    waiting,
+                    wait,
+                    call.deadline,
+                )))
             }
             // A refusal reveals the changes of others, too.
             Err(e) => Outcome::Ready(newest, Err(e)),
         }
     }
+}
+
+/// When the answer to an operation leaves.
+pub enum How<R: Operation> {
+    /// When it is durable, or all that it shows.
+    Durable,
+    /// If it may leave early: when all that it depends on is durable, except for changes of its own session.
+    /// In the form of an early answer either way.
+    Early { may_leave: bool },
+    /// Another leader has answered it early.
+    Again(Again<R>),
+}
+
+/// A change as it was made by another leader.
+pub struct Again<R: Operation> {
+    pub given: Given,
+    pub reply: R::Reply,
+    /// Whether two answers report the same change.
+    pub agree: fn(&R::Reply, &R::Reply) -> bool,
+}
+
+impl<R: Operation> How<R> {
+    pub fn is_durable(&self) -> bool {
+        matches!(self, How::Durable | How::Early { may_leave: false })
+    }
+    pub fn again(&self) -> Option<&Again<R>> {
+        if let How::Again(again) = self { Some(again) } else { None }
+    }
+}
+
+/// The answer to an operation.
+pub struct Answer {
+    pub body: Vec<u8>,
+    /// The commit that it waits for.
+    pub wait: CommitSeq,
+    /// With this commit the operation is durable.
+    pub newest: CommitSeq,
+    pub given: Given,
 }
 
 /// An operation that is parked on inodes; unparks them when it is dropped.
@@ -93,11 +142,15 @@ impl Drop for Waiting {
 
 async fn wait_and_retry<R: Operation>(
     operations: Arc<Operations>,
-    request: R,
+    (request, mut how): (R, How<R>),
     mut waiting: Waiting,
     mut wait: tokio::sync::futures::OwnedNotified,
     deadline: Instant,
 ) -> Result<Reply> {
+    // The answer may overtake others of its session.
+    if let How::Early { may_leave } = &mut how {
+        *may_leave = false;
+    }
     loop {
         let over = operations.base.env.clock.sleep_until(deadline);
         tokio::select! {
@@ -108,14 +161,14 @@ async fn wait_and_retry<R: Operation>(
         operations.base.admission.retries.add(1);
         let (step, newest) = {
             let mut state = operations.base.lock();
-            let step = operations.attempt(&mut state, &request, &waiting.on, &mut waiting.parked);
+            let step = operations.attempt(&mut state, &request, &waiting.on, &mut waiting.parked, &how);
             (step, operations.base.commits.newest(&state))
         };
         match step {
-            Ok((Step::Done(body, seq), wanted)) => {
+            Ok((Step::Done(answer), wanted)) => {
                 operations.revoker.revoke(wanted);
-                operations.base.commits.durable(seq).await?;
-                return Ok(reply(body));
+                operations.base.commits.durable(answer.wait).await?;
+                return Ok(reply(operations.in_form(&how, answer)));
             }
             Ok((Step::Wait(again), obstacles)) => {
                 if !obstacles.is_empty() {

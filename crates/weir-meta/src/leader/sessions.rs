@@ -109,6 +109,7 @@ impl SessionCalls {
         session.last_contact = self.base.now();
         session.applied = [0; SLOTS as usize];
         session.moved.notify_waiters();
+        self.base.commits.moved(r.session);
         for ino in state.leases.inodes_of(r.session) {
             if !held.contains_key(&ino) {
                 state.leases.set_opens(r.session, ino, Opens::default());

@@ -5,7 +5,7 @@
 
 use super::State;
 use super::base::Base;
-use super::operations::{Operations, Step};
+use super::operations::{How, Operations, Step};
 use super::outcome::Outcome;
 use super::revoke::Revoker;
 use super::state::Parked;
@@ -54,17 +54,19 @@ impl SnapshotCalls {
             let (step, newest) = {
                 let mut state = self.base.lock();
                 let step = match gate.is_mine(&mut state, r.volume)? {
-                    true => Some(self.operations.attempt(&mut state, &r, &on, &mut gate.parked)),
+                    true => {
+                        Some(self.operations.attempt(&mut state, &r, &on, &mut gate.parked, &How::Durable))
+                    }
                     false => None, // of another one
                 };
                 (step, self.base.commits.newest(&state))
             };
             let (wait, obstacles) = match step {
                 None => (None, Obstacles::default()),
-                Some(Ok((Step::Done(body, seq), _))) => {
+                Some(Ok((Step::Done(answer), _))) => {
                     drop(gate);
-                    self.base.commits.durable(seq).await?;
-                    return Ok(Reply { body, payload: Payload::default() });
+                    self.base.commits.durable(answer.wait).await?;
+                    return Ok(Reply { body: answer.body, payload: Payload::default() });
                 }
                 Some(Ok((Step::Wait(wait), obstacles))) => (Some(wait), obstacles),
                 Some(Err(e)) => {

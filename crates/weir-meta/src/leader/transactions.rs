@@ -109,6 +109,7 @@ impl Transactions {
             client: "",
             mount,
             now,
+            again: false,
             leases: &state.leases,
             quotas,
             live,

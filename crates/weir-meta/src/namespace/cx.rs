@@ -27,6 +27,8 @@ pub struct Rules<'a> {
     /// The client's mount, if the rules for mounts concern it.
     pub mount: Option<&'a Mount>,
     pub now: Time,
+    /// The change is made again after a crash: not all sessions have returned.
+    pub again: bool,
     pub leases: &'a LeaseTable,
     /// Limits of volumes, and the sessions' reservations there.
     pub quotas: &'a Quotas,

@@ -3,6 +3,7 @@ use super::charge::Charge;
 use super::dir_names::DirNames;
 use super::gate::OwnDir;
 use super::*;
+use crate::leader::NO_SESSION;
 use weir_proto::meta::{self, Removed};
 use weir_proto::relation::What;
 
@@ -18,7 +19,11 @@ impl Cx<'_> {
             return Ok(());
         }
         self.charge(inode.parent, Charge::file(&inode).back())?;
-        let openers = self.rules.leases.openers(ino);
+        let mut openers = self.rules.leases.openers(ino);
+        if self.rules.again {
+            // Sessions that have not returned may have it open: it stays until they have.
+            openers.push(NO_SESSION);
+        }
         if openers.is_empty() {
             return self.destroy(ino, &inode);
         }

@@ -131,6 +131,7 @@ pub async fn start(world: &World) -> Node {
         refused: Arc::new(|refusal| REFUSED.with_borrow_mut(|all| all.push(refusal))),
         audits: Arc::new(Vec::new),
         records_holds: Arc::new(|| true),
+        answers_early: Arc::new(|| true),
         right: weir_meta::copies::Right::alone(),
         led_until: None,
         witness: Arc::new(|_| ()),

@@ -3,10 +3,10 @@
 //! A connection's reader makes the changes that it has just executed durable itself, and answers, as long as
 //! they are few: that saves a lone client two thread switches. When many requests are in flight one task
 //! sends all replies: a group commit completes many at once while others are executed. Either way they leave
-//! in the order of their commits.
+//! in the order of the commits that they wait for.
 
 use crate::copies::Right;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use weir_kv::{CommitSeq, SharedKv};
@@ -19,13 +19,19 @@ const SETTLED_HERE_MAX: usize = 4;
 /// Bounded by the requests that connections may have in flight.
 #[derive(Default)]
 pub struct Replies {
-    waiting: Mutex<VecDeque<Waiting>>,
+    waiting: Mutex<Queue>,
     answering: Mutex<()>,
     wake: Notify,
 }
 
+#[derive(Default)]
+struct Queue {
+    /// By the commit that each waits for, and in their own order.
+    waiting: BTreeMap<(CommitSeq, u64), Waiting>,
+    pushed: u64,
+}
+
 struct Waiting {
-    seq: CommitSeq,
     responder: Responder,
     result: Result<Reply>,
 }
@@ -33,18 +39,27 @@ struct Waiting {
 impl Replies {
     /// Answers with `result` once `seq` is durable; [`Replies::settle`] comes soon.
     pub fn push(&self, seq: CommitSeq, responder: Responder, result: Result<Reply>) {
-        self.lock().push_back(Waiting { seq, responder, result });
+        let mut queue = self.lock();
+        queue.pushed += 1;
+        let place = (seq, queue.pushed);
+        queue.waiting.insert(place, Waiting { responder, result });
+    }
+
+    /// Whether all replies that wait for `seq`, or for less, have left.
+    pub fn have_left_to(&self, seq: CommitSeq) -> bool {
+        let _in_order = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
+        self.lock().first().is_none_or(|first| first > seq)
     }
 
     /// Nothing more is executed for now: sees to it that waiting requests are answered.
     pub fn settle(&self, kv: &SharedKv, right: &Right) {
-        let waiting = self.lock().len();
+        let waiting = self.lock().waiting.len();
         if (1..=SETTLED_HERE_MAX).contains(&waiting) && kv.flush_here() {
             self.answer(right, kv.durable());
         } else {
             kv.flush_soon();
         }
-        if !self.lock().is_empty() {
+        if !self.lock().waiting.is_empty() {
             self.wake.notify_one();
         }
     }
@@ -62,7 +77,7 @@ impl Replies {
     /// The commit that the first reply waits for, as soon as there is a reply.
     pub async fn first(&self) -> CommitSeq {
         loop {
-            let first = self.lock().front().map(|w| w.seq);
+            let first = self.lock().first();
             match first {
                 Some(first) => return first,
                 None => self.wake.notified().await,
@@ -82,12 +97,21 @@ impl Replies {
 
     /// Replies that need not wait any more.
     fn take(&self, durable: CommitSeq) -> Vec<Waiting> {
-        let mut waiting = self.lock();
-        let ready = waiting.iter().take_while(|w| w.seq <= durable).count();
-        waiting.drain(..ready).collect()
+        let mut queue = self.lock();
+        let later = match durable.0.checked_add(1) {
+            Some(next) => queue.waiting.split_off(&(CommitSeq(next), 0)),
+            None => BTreeMap::new(),
+        };
+        std::mem::replace(&mut queue.waiting, later).into_values().collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    fn first(&self) -> Option<CommitSeq> {
+        self.waiting.first_key_value().map(|((seq, _), _)| *seq)
     }
 }

@@ -2,10 +2,11 @@
 //!
 //! Invariants: the state that an operation saw and its grants belong to one moment. A change whose slot holds
 //! its reply already is not repeated.
-use super::Operations;
+use super::{Answer, How, Operations};
 use crate::access::Mount;
 use crate::crash_points;
 use crate::leader::State;
+use crate::leader::commits::Changing;
 use crate::leader::full_disk::{space_is_short, without_space};
 use crate::leader::state::Parked;
 use crate::lease::NoteConflict;
@@ -18,7 +19,8 @@ use crate::witness::witness;
 use tokio::sync::futures::OwnedNotified;
 use weir_env::Instant;
 use weir_kv::CommitSeq;
-use weir_proto::{Result, SessionId, Wire, Writer};
+use weir_proto::early::Given;
+use weir_proto::{Error, Result, SessionId, Wire, Writer};
 use weir_rpc::Connection;
 
 impl Operations {
@@ -30,18 +32,20 @@ impl Operations {
         request: &R,
         on: &Connection,
         parked: &mut Parked,
+        how: &How<R>,
     ) -> Result<(Step, Obstacles)> {
         state.unpark(parked);
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
         session.last_contact = self.base.now();
-        if self.holds.waits_for_absent(state, request)? {
+        // What is made again goes before all that waits for it.
+        if how.again().is_none() && self.holds.waits_for_absent(state, request)? {
             return Ok((Step::Wait(state.park_for_absent(id, parked)), Obstacles::default()));
         }
         let mount = self.base.mount_at(state, on);
         let mut obstacles = std::mem::take(&mut state.obstacles);
         obstacles.clear();
-        let ran = match self.run(state, request, mount.as_deref(), &mut obstacles) {
+        let ran = match self.run(state, request, mount.as_deref(), &mut obstacles, how) {
             Ok(reply) => Some(Ok(reply)),
             Err(Halt::Failed(e)) => Some(Err(self.base.commits.map_error(e))),
             Err(Halt::Blocked) => None,
@@ -67,7 +71,10 @@ impl Operations {
                     tracing::error!("{} was not recorded: {e}{more}", R::NAME);
                 }
             }
-            return ran.map(|(reply, wait)| (Step::Done(reply, wait), wanted));
+            return ran.map(|answer| (Step::Done(answer), wanted));
+        }
+        if how.again().is_some() {
+            return Err(Error::denied(format!("others hold what it changes: {obstacles:?}")));
         }
         for obstacle in obstacles.iter() {
             match obstacle {
@@ -87,22 +94,17 @@ impl Operations {
         request: &R,
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
-    ) -> Attempt<(Vec<u8>, CommitSeq)> {
+        how: &How<R>,
+    ) -> Attempt<Answer> {
         for reach in request.reach().iter().flatten() {
             if let Place::Inode(dir) | Place::Shown(dir) | Place::Name(dir, _) = reach.place {
                 state.leases.names_conflict(request.session(), dir, reach.changes, obstacles);
             }
         }
         obstacles.halt()?;
-        // The newest commit that a read has shown. A change waits for its own, and so for all before it.
-        let mut shown_at = None;
-        let (mut reply, first) = match R::work() {
-            Work::Show(show) => {
-                let (reply, read_at) = self.show(state, request, mount, obstacles, show)?;
-                shown_at = Some(read_at);
-                (reply, true)
-            }
-            Work::Change(change) => self.change(state, request, mount, obstacles, change)?,
+        let Ran { mut reply, first, wait, given } = match R::work() {
+            Work::Show(show) => self.show(state, request, mount, obstacles, show)?,
+            Work::Change(change) => self.change(state, request, mount, obstacles, change, how)?,
         };
         let State { leases, quotas, contended, sessions, .. } = state;
         let now = sessions.get(&request.session()).map_or(Instant(0), |s| s.last_contact);
@@ -128,15 +130,18 @@ impl Operations {
         }
         self.holds.note_holds(state)?;
         self.holds.note_reserved(state, request)?;
+        if !how.is_durable() {
+            self.holds.note_changed(state, request)?;
+        }
         self.holds.check_recorded(state, request.session())?;
         let mut w = Writer { bytes: Vec::with_capacity(REPLY_BYTES) };
         reply.encode(&mut w);
         let commits = &self.base.commits;
-        let wait = shown_at.map_or_else(|| commits.newest(state), |seq| seq.max(commits.of_all(state)));
-        Ok((w.bytes, wait))
+        let newest = commits.newest(state);
+        let wait = wait.map_or(newest, |seq| seq.max(commits.of_all(state)));
+        Ok(Answer { body: w.bytes, wait, newest, given })
     }
 
-    /// The reply, and the commit that it waits for.
     fn show<R: Operation>(
         &self,
         state: &State,
@@ -144,7 +149,7 @@ impl Operations {
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
         show: fn(&mut View<'_>, &R) -> Attempt<R::Reply>,
-    ) -> Attempt<(R::Reply, CommitSeq)> {
+    ) -> Attempt<Ran<R::Reply>> {
         let live = |s: SessionId| state.sessions.contains_key(&s);
         let rules = self.tx.rules(state, request.session(), mount, &live);
         let mut shown = None;
@@ -156,10 +161,10 @@ impl Operations {
             Ok(())
         })?;
         obstacles.halt()?;
-        Ok((shown.expect("the body ran")?, wait))
+        let (reply, given) = (shown.expect("the body ran")?, Given { at: rules.now, serials: Vec::new() });
+        Ok(Ran { reply, first: true, wait: Some(wait), given })
     }
 
-    /// The reply, and whether it was made now or earlier.
     fn change<R: Operation>(
         &self,
         state: &mut State,
@@ -167,8 +172,17 @@ impl Operations {
         mount: Option<&Mount>,
         obstacles: &mut Obstacles,
         change: fn(&mut Cx<'_>, &R) -> Attempt<R::Reply>,
-    ) -> Attempt<(R::Reply, bool)> {
+        how: &How<R>,
+    ) -> Attempt<Ran<R::Reply>> {
         let op = request.op();
+        let again = how.again();
+        let changing = Changing {
+            session: request.session(),
+            op,
+            early: R::EARLY || !how.is_durable(),
+            given: again.map(|again| &again.given.serials[..]),
+        };
+        let at = again.map_or_else(|| self.base.wall(), |again| again.given.at);
         let (mut events, mut halt) = (Events::default(), None);
         let is_short = R::GROWS && self.base.commits.is_space_short();
         let mut refused = false;
@@ -176,12 +190,13 @@ impl Operations {
             let live = |s: SessionId| state.sessions.contains_key(&s);
             let named = state.sessions.get(&request.session()).map_or("", |s| s.client.as_str());
             let client = mount.map_or(named, |mount| mount.origin.name.as_str());
-            let rules = Rules { client, ..self.tx.rules(state, request.session(), mount, &live) };
-            let done = self.base.commits.change_once::<R>(state, (request.session(), op), &mut |txn| {
+            let rules = self.tx.rules(state, request.session(), mount, &live);
+            let rules = Rules { client, now: at, again: again.is_some(), ..rules };
+            let done = self.base.commits.change_once::<R>(state, &changing, &mut |txn| {
                 obstacles.clear();
                 events = Events::default();
                 refused = true;
-                if is_short {
+                if is_short && again.is_none() {
                     return Err(space_is_short());
                 }
                 let mapped = namespace::admit::admit(&*txn, &rules, request)?;
@@ -189,6 +204,9 @@ impl Operations {
                 let uid = request.cred().map(|cred| cred.uid);
                 let ran = namespace::run(txn, &rules, obstacles, &mut events, uid, |cx| change(cx, request));
                 let reply = discarding(ran, &mut halt)?;
+                if again.is_some_and(|again| !(again.agree)(&reply, &again.reply)) {
+                    return Err(Error::denied("it would have another result now"));
+                }
                 refused = false;
                 Ok(reply)
             });
@@ -200,17 +218,27 @@ impl Operations {
         self.base.env.tasks.crash_point(crash_points::CHANGED);
         self.tx.apply_events(state, request.session(), &events)?;
         let first = op.is_none_or(|op| state.note_applied(op)) || !done.replayed;
-        Ok((done.reply, first))
+        let given = Given { at, serials: done.serials };
+        Ok(Ran { reply: done.reply, first, wait: done.early, given })
     }
 }
 
 /// Room for most replies.
 const REPLY_BYTES: usize = 384;
 
+/// An operation that was carried out.
+struct Ran<T> {
+    reply: T,
+    /// It was not an earlier try.
+    first: bool,
+    /// The commit that the reply waits for; `None`: the newest one.
+    wait: Option<CommitSeq>,
+    given: Given,
+}
+
 /// The result of one attempt of an operation.
 pub enum Step {
-    /// The reply, to be sent when this commit is durable.
-    Done(Vec<u8>, CommitSeq),
+    Done(Answer),
     /// The operation is attempted again when the wait ends.
     Wait(OwnedNotified),
 }

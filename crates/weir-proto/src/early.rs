@@ -1,0 +1,133 @@
+//! Changes that a leader may answer before they are durable, and that their mount keeps until they are.
+//!
+//! After a restart, or under another leader, the mount sends what it kept once more, before anything new: the
+//! leader makes again what it lost, as it was made before. Such a change is sent as its own request in a
+//! [`ChangeEarly`]; without that it is answered when it is durable.
+use crate::local_creates::{MadeWithNames, MkdirWithNames, NamesLeased};
+use crate::message;
+use crate::meta::{
+    Attr, Entry, Link, Made, Mkdir, RemoveXattr, Removed, Rename, Renamed, Rmdir, SetAttr, SetXattr, Symlink,
+    Time, Unlink,
+};
+use crate::{Request, SessionId};
+use bytes::Bytes;
+
+/// Kept changes of one message, and bytes of their requests and answers.
+pub const AGAIN_MAX: usize = 256;
+pub const AGAIN_BYTES_MAX: usize = 256 * 1024;
+
+message!(
+    /// A change whose answer may leave before the change is durable.
+    ChangeEarly = 427 by [Mount, Mover, Console] -> ChangedEarly {
+        /// The change, and its request. It must be one of [`KEPT`].
+        method: u16,
+        body: Bytes,
+    }
+);
+message!(ChangedEarly {
+    /// The run of the leader: each start has another number.
+    term: u64,
+    /// The change is durable with this commit.
+    seq: u64,
+    /// The newest durable commit.
+    durable: u64,
+    /// What the leader added to the request.
+    given: Given,
+    /// The answer of that request.
+    reply: Bytes,
+});
+message!(
+    /// What a leader adds to a change. It must be the same when the change is made again.
+    Given {
+        at: Time,
+        /// Serials of new directories, in the order in which they were drawn.
+        serials: Vec<u64>,
+    }
+);
+message!(
+    /// Changes that an earlier leader answered early, in the order of their commits. Sent before the last
+    /// [`crate::meta::SessionResume`]; without changes it asks for the leader's term.
+    MakeAgain = 428 by [Mount, Mover, Console] -> MadeAgain { session: SessionId, changes: Vec<KeptChange> }
+);
+message!(KeptChange { method: u16, body: Bytes, given: Given, reply: Bytes });
+message!(MadeAgain {
+    term: u64,
+    /// All of these changes are durable with this commit.
+    seq: u64,
+    durable: u64,
+    /// Changes that are lost.
+    failed: Vec<NotMade>,
+});
+message!(
+    /// A change that could not be made again as it was: its place in the request, and why.
+    NotMade { place: u32, why: String }
+);
+message!(
+    /// Waits until this commit of the leader is durable.
+    AwaitDurable = 429 by [Mount, Mover, Console] -> Durable { session: SessionId, seq: u64 }
+);
+message!(Durable { term: u64, durable: u64 });
+
+/// A change that may be answered early.
+pub trait Kept: Request {
+    /// Whether two answers report the same change. Leases are each leader's own, and times of access are
+    /// reported apart.
+    fn agree(one: &Self::Reply, other: &Self::Reply) -> bool;
+    /// Not if bytes are destroyed after the answer: a crash would bring the old size back, without them.
+    fn may_leave_early(&self) -> bool {
+        true
+    }
+}
+
+macro_rules! kept {
+    ($($name:ident: |$one:ident, $other:ident| $agree:expr $(, if |$r:ident| $may:expr)?;)*) => {
+        /// The methods of these changes.
+        pub const KEPT: &[u16] = &[$($name::METHOD),*];
+        $(impl Kept for $name {
+            fn agree($one: &Self::Reply, $other: &Self::Reply) -> bool {
+                $agree
+            }
+            $(fn may_leave_early(&self) -> bool {
+                let $r = self;
+                $may
+            })?
+        })*
+    };
+}
+
+kept! {
+    Mkdir: |one, other| made(one, other);
+    MkdirWithNames: |one, other| made_with_names(one, other);
+    Symlink: |one, other| made(one, other);
+    Link: |one, other| made(one, other);
+    Unlink: |one, other| removed(one, other);
+    Rmdir: |one, other| removed(one, other);
+    Rename: |one, other| renamed(one, other);
+    SetAttr: |one, other| entry(one, other), if |r| r.size.is_none();
+    SetXattr: |one, other| entry(one, other);
+    RemoveXattr: |one, other| entry(one, other);
+}
+
+fn attr(one: &Attr, other: &Attr) -> bool {
+    *one == Attr { atime: one.atime, ..other.clone() }
+}
+fn entry(one: &Entry, other: &Entry) -> bool {
+    attr(&one.attr, &other.attr)
+}
+fn made(one: &Made, other: &Made) -> bool {
+    entry(&one.entry, &other.entry) && attr(&one.parent_attr, &other.parent_attr)
+}
+fn made_with_names(one: &MadeWithNames, other: &MadeWithNames) -> bool {
+    let names = |one: &NamesLeased| (one.first, one.numbers, one.layout, one.account, one.limits_bytes);
+    entry(&one.names.entry, &other.names.entry)
+        && names(&one.names) == names(&other.names)
+        && attr(&one.parent_attr, &other.parent_attr)
+}
+fn removed(one: &Removed, other: &Removed) -> bool {
+    one.ino == other.ino && attr(&one.parent_attr, &other.parent_attr)
+}
+fn renamed(one: &Renamed, other: &Renamed) -> bool {
+    (one.moved, one.replaced) == (other.moved, other.replaced)
+        && attr(&one.parent_attr, &other.parent_attr)
+        && attr(&one.new_parent_attr, &other.new_parent_attr)
+}
