@@ -149,6 +149,8 @@ pub enum Sequence {
     Snapshot = b'p' as isize,
     /// Data objects other than those that files are created with.
     Object = b'o' as isize,
+    /// The first directory serial that a client may still bring after a crash; absent once all have returned.
+    LostSerial = b'l' as isize,
 }
 
 /// No inode has this number.

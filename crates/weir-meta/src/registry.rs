@@ -394,7 +394,7 @@ mod tests {
         ReclaimSpace::METHOD,
         CancelLock::METHOD,
         ReclaimLocks::METHOD,
-        // What a change in it reaches is checked as its own request.
+        // The change in it is checked as a request of its own.
         ChangeEarly::METHOD,
         MakeAgain::METHOD,
         AwaitDurable::METHOD,

@@ -63,7 +63,10 @@ pub fn restored(key: Vec<u8>, value: Vec<u8>) -> Result<Option<(Vec<u8>, Vec<u8>
         // Only its session knows the changes of a client.
         Some(b'U' | b'M' | b'w' | b'F') => return Ok(None),
         Some(b'S') => (renumbered(key, 1)?, value),
+        // Session 0 is none.
+        Some(b'H') if key.get(9..).is_some_and(|session| session.iter().all(|b| *b == 0)) => (key, value),
         Some(b'H') => (renumbered(key, 9)?, value),
+        _ if key == keys::sequence(Sequence::LostSerial) => return Ok(None),
         Some(b'V') => {
             let value = next_numbers(&key, &value)?;
             (key, value)
@@ -196,6 +199,8 @@ mod tests {
         assert_eq!(moved(key(9)), key(9 + SESSIONS_AHEAD));
         let held = |n| tables::HELD.key((InodeId(3), session(n))).to_vec();
         assert_eq!(moved(held(9)), held(9 + SESSIONS_AHEAD));
+        let kept = tables::HELD.key((InodeId(3), SessionId(0))).to_vec();
+        assert_eq!(moved(kept.clone()), kept, "for all sessions that may return");
         assert_eq!(restored(tables::SLOTS.key((session(9), 0)).to_vec(), vec![]).unwrap(), None);
         assert!(restored(key(u64::from(u32::MAX)), vec![]).is_err());
         assert!(restored(vec![b'S', 1], vec![]).is_err());

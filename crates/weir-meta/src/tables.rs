@@ -12,7 +12,7 @@ use crate::relation::record::{
     RelocationRecord, RemoteEntry, RulesRecord,
 };
 use crate::table::{Name, Present, Table};
-use weir_kv::Txn;
+use weir_kv::{Read, Txn};
 use weir_proto::meta::Time;
 use weir_proto::quota::Holder;
 use weir_proto::relation::RelationId;
@@ -23,12 +23,15 @@ pub fn garbage_time(at: Time) -> u64 {
     at.nanos.max(0) as u64
 }
 
-/// Takes the next number of a sequence of the namespace; the first is 1.
+/// The number that a sequence of the namespace is at.
+pub fn number(read: &dyn Read, sequence: Sequence) -> Result<Option<u64>> {
+    let value = read.get(&keys::sequence(sequence))?.and_then(|v| <[u8; 8]>::try_from(v).ok());
+    Ok(value.map(u64::from_le_bytes))
+}
+/// Takes the next number of a sequence; the first is 1.
 pub fn next_number(txn: &mut dyn Txn, sequence: Sequence) -> Result<u64> {
-    let key = keys::sequence(sequence);
-    let value = txn.get(&key)?.and_then(|v| <[u8; 8]>::try_from(v).ok());
-    let number = value.map_or(0, u64::from_le_bytes).max(1);
-    txn.max(&key, number + 1);
+    let number = number(txn, sequence)?.unwrap_or(0).max(1);
+    txn.max(&keys::sequence(sequence), number + 1);
     Ok(number)
 }
 

@@ -9,7 +9,7 @@ use crate::meta::{
     Attr, Entry, Link, Made, Mkdir, RemoveXattr, Removed, Rename, Renamed, Rmdir, SetAttr, SetXattr, Symlink,
     Time, Unlink,
 };
-use crate::{Request, SessionId};
+use crate::{Error, InodeId, Request, Result, SessionId, Wire};
 use bytes::Bytes;
 
 /// Kept changes of one message, and bytes of their requests and answers.
@@ -31,13 +31,13 @@ message!(ChangedEarly {
     seq: u64,
     /// The newest durable commit.
     durable: u64,
-    /// What the leader added to the request.
+    /// The leader's additions to the request.
     given: Given,
     /// The answer of that request.
     reply: Bytes,
 });
 message!(
-    /// What a leader adds to a change. It must be the same when the change is made again.
+    /// The additions of a leader to a change, the same when it is made again.
     Given {
         at: Time,
         /// Serials of new directories, in the order in which they were drawn.
@@ -77,35 +77,49 @@ pub trait Kept: Request {
     fn may_leave_early(&self) -> bool {
         true
     }
+    /// The directories whose names it changes, or the inode of which it changes an attribute.
+    fn places(&self) -> Vec<InodeId>;
 }
 
 macro_rules! kept {
-    ($($name:ident: |$one:ident, $other:ident| $agree:expr $(, if |$r:ident| $may:expr)?;)*) => {
+    ($($name:ident of $($place:ident),+: |$one:ident, $other:ident| $agree:expr $(, if |$r:ident| $may:expr)?;)*) => {
         /// The methods of these changes.
         pub const KEPT: &[u16] = &[$($name::METHOD),*];
         $(impl Kept for $name {
             fn agree($one: &Self::Reply, $other: &Self::Reply) -> bool {
                 $agree
             }
+            fn places(&self) -> Vec<InodeId> {
+                vec![$(self.$place),+]
+            }
             $(fn may_leave_early(&self) -> bool {
                 let $r = self;
                 $may
             })?
         })*
+        impl KeptChange {
+            /// The name of its request, and its places.
+            pub fn describe(&self) -> Result<(&'static str, Vec<InodeId>)> {
+                match self.method {
+                    $($name::METHOD => Ok(($name::NAME, $name::from_bytes(&self.body)?.places())),)*
+                    method => Err(Error::invalid(format!("method {method} has no early answer"))),
+                }
+            }
+        }
     };
 }
 
 kept! {
-    Mkdir: |one, other| made(one, other);
-    MkdirWithNames: |one, other| made_with_names(one, other);
-    Symlink: |one, other| made(one, other);
-    Link: |one, other| made(one, other);
-    Unlink: |one, other| removed(one, other);
-    Rmdir: |one, other| removed(one, other);
-    Rename: |one, other| renamed(one, other);
-    SetAttr: |one, other| entry(one, other), if |r| r.size.is_none();
-    SetXattr: |one, other| entry(one, other);
-    RemoveXattr: |one, other| entry(one, other);
+    Mkdir of parent: |one, other| made(one, other);
+    MkdirWithNames of parent: |one, other| made_with_names(one, other);
+    Symlink of parent: |one, other| made(one, other);
+    Link of parent, ino: |one, other| made(one, other);
+    Unlink of parent: |one, other| removed(one, other);
+    Rmdir of parent: |one, other| removed(one, other);
+    Rename of parent, new_parent: |one, other| renamed(one, other);
+    SetAttr of ino: |one, other| entry(one, other), if |r| r.size.is_none();
+    SetXattr of ino: |one, other| entry(one, other);
+    RemoveXattr of ino: |one, other| entry(one, other);
 }
 
 fn attr(one: &Attr, other: &Attr) -> bool {

@@ -44,7 +44,7 @@ pub async fn run(leader: Arc<Leader>) -> Error {
             }
         }
         leader.base.report(leader.ends.record_ends(&mut state));
-        leader.base.report(leader.ends.let_nameless_go(&mut state));
+        leader.base.report(leader.ends.finish_grace(&mut state));
         leader.base.report(leader.holds.forget_old_holds(&mut state));
         if state.grace.until.is_none() {
             for id in session::expired(&state.sessions, now, leader.base.term()) {

@@ -18,8 +18,9 @@ use crate::unsettled::Unsettled;
 use observed::{Early, Noted, Observed};
 use replies::Replies;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use weir_env::{Env, watch};
 use weir_kv::{CommitSeq, Read, SharedKv, Txn};
 use weir_proto::early::Given;
@@ -27,6 +28,8 @@ use weir_proto::meta::Op;
 use weir_proto::{Error, ErrorKind, Result, SessionId};
 use weir_rpc::{Reply, Responder};
 
+/// Commits that no client waits for are flushed after this time.
+const UNFLUSHED_FOR: Duration = Duration::from_millis(25);
 /// Commits that are not durable, and may have been answered early.
 const TAIL_MAX: usize = 1 << 16;
 /// Serials of directories that a starting leader leaves out: more than such a tail can have drawn.
@@ -44,6 +47,8 @@ pub struct Commits {
     /// The keys of the clients' other commits.
     unsettled: Mutex<Unsettled>,
     replies: Replies,
+    /// A flush follows within [`UNFLUSHED_FOR`].
+    flushes_soon: Arc<AtomicBool>,
     /// The number of this run of the leader.
     term: u64,
     /// Serials that a former leader may have drawn for changes that a crash took back.
@@ -74,15 +79,16 @@ pub struct Changing<'a> {
     pub given: Option<&'a [u64]>,
 }
 
-/// Leaves out the serials that a former leader may have drawn for changes that a crash took back: their
-/// clients may bring them. Returns its commit, and these serials.
+/// Leaves out the serials that former leaders may have drawn for changes that a crash took back: their
+/// clients may bring them, through several crashes. Returns its commit, and these serials.
 pub fn leave_out_serials(kv: &SharedKv, newest: CommitSeq) -> Result<(CommitSeq, Range<u64>)> {
     let mut lost = 0..0;
     let left_out = kv.transact(&mut |txn| {
         if tables::SESSIONS.all().has_any(txn)? {
-            let first = tables::next_number(txn, Sequence::DirectorySerial)?;
-            lost = first..first + SERIALS_LEFT_OUT;
+            let next = tables::next_number(txn, Sequence::DirectorySerial)?;
+            lost = tables::number(txn, Sequence::LostSerial)?.unwrap_or(next)..next + SERIALS_LEFT_OUT;
             txn.max(&keys::sequence(Sequence::DirectorySerial), lost.end);
+            txn.max(&keys::sequence(Sequence::LostSerial), lost.start);
         }
         Ok(())
     })?;
@@ -109,6 +115,7 @@ impl Commits {
             of_all,
             unsettled,
             replies,
+            flushes_soon: Arc::default(),
             term,
             lost_serials,
             failed,
@@ -278,9 +285,20 @@ impl Commits {
     pub fn reply(&self, seq: CommitSeq, responder: Responder, result: Result<Reply>) {
         self.replies.push(seq, responder, result);
     }
-    /// Nothing more is executed for now: sees to it that waiting requests are answered.
+    /// Nothing more is executed for now: sees to it that waiting requests are answered. If none waits,
+    /// commits become durable soon: a sync for each would take the processor from those that answer.
     pub fn settle(&self) {
-        self.replies.settle(&self.kv, &self.right);
+        let is_waited_for = self.replies.settle(&self.kv, &self.right);
+        let is_durable = self.newest.load(SeqCst) <= self.kv.durable().0;
+        if is_waited_for || is_durable || self.flushes_soon.swap(true, SeqCst) {
+            return;
+        }
+        let (kv, clock, flushes_soon) = (self.kv.clone(), self.env.clock.clone(), self.flushes_soon.clone());
+        self.env.tasks.spawn("flush", async move {
+            clock.sleep(UNFLUSHED_FOR).await;
+            flushes_soon.store(false, SeqCst);
+            kv.flush_soon();
+        });
     }
     /// Sends replies for ever; returns the error of a failed journal, after all waiting callers have it.
     pub async fn send_replies(&self) -> Error {

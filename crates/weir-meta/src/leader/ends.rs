@@ -5,11 +5,11 @@
 use super::base::Base;
 use super::transactions::Transactions;
 use super::{NO_SESSION, State, hints};
-use crate::keys::Sequence;
+use crate::keys::{self, Sequence};
 use crate::namespace::remove::release_orphan;
 use crate::relation::queues::Relations;
 use crate::session;
-use crate::tables::next_number;
+use crate::tables::{self, next_number};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
@@ -98,22 +98,25 @@ impl SessionEnds {
         Ok(true)
     }
 
-    /// All sessions have returned or ended: nameless files are kept only for those that have them open.
-    pub fn let_nameless_go(&self, state: &mut State) -> Result<()> {
-        if state.grace.until.is_some() || !state.grace.keeps_nameless {
+    /// All sessions have returned or ended: none brings changes any more that a crash took back, and nameless
+    /// files are kept only for those that have them open.
+    pub fn finish_grace(&self, state: &mut State) -> Result<()> {
+        if state.grace.until.is_some() || state.grace.is_finished {
             return Ok(());
         }
-        let mut kept = Vec::new();
+        let (mut nameless, mut serials) = (Vec::new(), false);
         self.base.read(&mut |read| {
-            kept = session::held_by(read, NO_SESSION)?;
+            nameless = session::held_by(read, NO_SESSION)?;
+            serials = tables::number(read, Sequence::LostSerial)?.is_some();
             Ok(())
         })?;
-        if !kept.is_empty() {
+        if serials || !nameless.is_empty() {
             self.tx.housekeep(state, NO_SESSION, &mut |cx| {
-                kept.iter().try_for_each(|ino| release_orphan(cx, *ino, NO_SESSION))
+                cx.txn.delete(&keys::sequence(Sequence::LostSerial));
+                nameless.iter().try_for_each(|ino| release_orphan(cx, *ino, NO_SESSION))
             })?;
         }
-        state.grace.keeps_nameless = false;
+        state.grace.is_finished = true;
         Ok(())
     }
 

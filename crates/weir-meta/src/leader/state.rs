@@ -103,8 +103,8 @@ pub struct Grace {
     pub(super) over: Groups<SessionId>,
     /// What those sessions may hold, when operations were last woken.
     held: Option<Absent>,
-    /// Nameless files may be kept for sessions that had not returned.
-    pub keeps_nameless: bool,
+    /// Nothing is kept any more for sessions that had not returned.
+    pub is_finished: bool,
     /// Sessions with holdings that a full disk could not record: they get no answer that shows these.
     pub(super) unrecorded: BTreeSet<SessionId>,
 }
@@ -166,7 +166,7 @@ impl State {
                 checked: SessionId(0),
                 over: Groups::default(),
                 held: None,
-                keeps_nameless: true,
+                is_finished: false,
                 unrecorded: BTreeSet::new(),
             },
             raised: Vec::new(),

@@ -64,7 +64,7 @@ pub struct Noted<'a> {
     early: Option<Early<'a>>,
 }
 
-/// What an early answer depends on.
+/// The commits that an early answer depends on.
 pub struct Early<'a> {
     unsettled: &'a Unsettled,
     session: SessionId,

@@ -51,9 +51,12 @@ impl Replies {
         self.lock().first().is_none_or(|first| first > seq)
     }
 
-    /// Nothing more is executed for now: sees to it that waiting requests are answered.
-    pub fn settle(&self, kv: &SharedKv, right: &Right) {
+    /// Nothing more is executed for now: sees to it that waiting requests are answered. False: none waits.
+    pub fn settle(&self, kv: &SharedKv, right: &Right) -> bool {
         let waiting = self.lock().waiting.len();
+        if waiting == 0 {
+            return false;
+        }
         if (1..=SETTLED_HERE_MAX).contains(&waiting) && kv.flush_here() {
             self.answer(right, kv.durable());
         } else {
@@ -62,6 +65,7 @@ impl Replies {
         if !self.lock().waiting.is_empty() {
             self.wake.notify_one();
         }
+        true
     }
 
     /// Replies that may not be sent now wait for [`Replies::send`].

@@ -38,7 +38,7 @@ impl Operations {
         let id = request.session();
         let session = state.sessions.get_mut(&id).ok_or_else(|| no_session(id))?;
         session.last_contact = self.base.now();
-        // What is made again goes before all that waits for it.
+        // Changes that are made again go before all that waits for them.
         if how.again().is_none() && self.holds.waits_for_absent(state, request)? {
             return Ok((Step::Wait(state.park_for_absent(id, parked)), Obstacles::default()));
         }
