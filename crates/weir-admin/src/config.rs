@@ -232,9 +232,9 @@ sections! {
         /// lease, so that paths in use cost next to no requests. A change by another mount waits for that, at
         /// most 0.3 s and seldom. False: the kernel asks for each name each time, and nothing waits.
         kernel_names: bool = true, shown "true";
-        /// This mount creates and removes files without waiting for the metadata server in directories that
-        /// no other mount uses, and reports that within milliseconds. A new file is then durable after fsync
-        /// of the file or of its directory, as on a local file system. False: when its create returns.
+        /// This mount creates and removes files by itself in directories that no other mount uses, and the
+        /// server answers changes of names before its disk has them. They are durable after fsync of the
+        /// file or of its directory, and within a second. False: when the call returns.
         local_creates: bool = true, shown "true";
         /// Let other users in (permissions are always checked). FUSE lets root do so, and others where
         /// /etc/fuse.conf says user_allow_other.

@@ -305,6 +305,7 @@ impl Homes {
             patience: HOME_PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
             local_creates_after: None,
+            early_answers: false,
             trust: who.trust.clone(),
         };
         let connected = Client::connect(self.env.clone(), config, Arc::new(NoKernel)).await;

@@ -97,6 +97,7 @@ fn config(
         patience: PATIENCE,
         recall_patience: ClientConfig::RECALL_PATIENCE,
         local_creates_after: None,
+        early_answers: false,
         trust: None,
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use weir_coord::{Cluster, Observer};
 use weir_env::Env;
 use weir_proto::Result;
+use weir_proto::version::LEVEL_OF_EARLY_ANSWERS;
 
 /// Pause between tries to find the namespace's leader.
 const LEADER_PAUSE: Duration = Duration::from_millis(50);
@@ -43,7 +44,13 @@ pub async fn connect(env: Env, config: ClientConfig, kernel: Arc<dyn KernelCache
         }
     };
     let maps = Arc::new(MapsSeen::default());
-    let identity = Identity { namespace, client: config.title(), process: config.process.clone() };
+    let (is_wanted, known) = (config.early_answers, cluster.clone());
+    let identity = Identity {
+        namespace,
+        client: config.title(),
+        process: config.process.clone(),
+        takes_early: Arc::new(move || is_wanted && known.map().level >= LEVEL_OF_EARLY_ANSWERS),
+    };
     let counters: Arc<Counters> = Arc::default();
     let leader = Leader::new(env.clone(), channel, identity, config.patience, maps.clone(), counters.clone());
     let data = Data::new(env.clone(), cluster, namespace, counters, maps.clone());

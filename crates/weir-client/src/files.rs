@@ -270,12 +270,16 @@ impl Files {
     async fn save(&self, file: &OpenFile, occasion: Occasion) -> Result<()> {
         let flushed = self.write_back.flush(&file.inode, occasion, false).await;
         let settled = self.commits.settle_direct(&file.inode).await;
+        let named = match occasion {
+            Occasion::Closing => Ok(()),
+            _ => self.leader.all_durable(self.leader.deadline()).await,
+        };
         // Errors of write-back are recorded and counted by the inode; this one may be among them.
         let news = {
             let st = file.inode.lock();
             if occasion == Occasion::Closing { file.report_closed(&st) } else { file.report_synced(&st) }
         };
-        news.and(flushed).and(settled)
+        news.and(flushed).and(settled).and(named)
     }
 
     pub async fn release(&self, handle: Handle) -> Result<()> {
@@ -333,6 +337,10 @@ impl Files {
         // Without this report the file looks like one whose writer died.
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.closes.report_all()).await;
         let _ = self.env.clock.timeout(CLOSES_PATIENCE, self.accesses.report()).await; // unreported ones are lost
+        if let Err(e) = self.leader.all_durable(self.env.clock.now() + CLOSES_PATIENCE).await {
+            tracing::error!("shutdown: {e}");
+            first_error = first_error.and(Err(e));
+        }
         // Everything is saved, or its error is reported: a session that is not closed expires.
         if let Err(e) = self.leader.close(self.env.clock.now() + CLOSES_PATIENCE).await {
             tracing::info!("the session was not closed: {e}");

@@ -1,7 +1,7 @@
 //! What this client holds under its session: named on each new connection, reported as lost where it could
 //! not be kept.
 use crate::inode::{Inode, LocalState};
-use crate::leader::Holder;
+use crate::leader::{Holder, LostChange};
 use crate::parts::Parts;
 use std::sync::Arc;
 use weir_env::{BoxFuture, Instant};
@@ -23,6 +23,20 @@ impl Holder for Parts {
             let is_reported = |inode: &Arc<Inode>| inode.lock().local.state() == LocalState::Reporting;
             if let Some(inode) = self.base.inodes.known(ino).filter(|inode| !is_reported(inode)) {
                 self.rights.leases.lose(&inode, "the lease was lost in a restart of the metadata leader");
+            }
+        }
+        self.base.kernel.drop_all(self.base.inodes.all());
+    }
+    fn lost_changes(&self, lost: Vec<LostChange>) {
+        for LostChange { places, error } in &lost {
+            self.base.losses.log(error);
+            for ino in places {
+                self.base.losses.note(*ino, error);
+                self.reports.local_names.note_lost(*ino, error);
+                if let Some(inode) = self.base.inodes.known(*ino) {
+                    self.rights.leases.lose(&inode, "a change was lost in a restart of the metadata leader");
+                    inode.lock().fail(error.clone());
+                }
             }
         }
         self.base.kernel.drop_all(self.base.inodes.all());

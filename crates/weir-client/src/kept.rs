@@ -46,31 +46,37 @@ impl<T> Kept<T> {
         }
     }
 
-    /// The leader has answered. Answers may overtake each other.
-    pub fn keep(&mut self, commit: Commit, what: T) {
+    /// The leader has answered. Answers may overtake each other. False: it is durable already.
+    pub fn keep(&mut self, commit: Commit, what: T) -> bool {
         if commit.term == self.term && commit.seq <= self.durable {
-            return;
+            return false;
         }
         let later = |entry: &Entry<T>| entry.commit.term == commit.term && entry.commit.seq > commit.seq;
         let behind = self.entries.iter().rev().take_while(|entry| later(entry)).count();
         self.entries.insert(self.entries.len() - behind, Entry { commit, what });
+        true
     }
 
-    /// The leader of `up_to` reports everything up to there as durable.
-    pub fn durable(&mut self, up_to: Commit) {
+    /// The leader of `up_to` reports everything up to there as durable. Returns the changes that leave.
+    pub fn durable(&mut self, up_to: Commit) -> Vec<T> {
+        let mut left = Vec::new();
         if up_to.term != self.term {
-            return;
+            return left;
         }
         self.durable = self.durable.max(up_to.seq);
         let (term, durable) = (self.term, self.durable);
         while self.entries.front().is_some_and(|e| e.commit.term == term && e.commit.seq <= durable) {
-            self.entries.pop_front();
+            left.extend(self.entries.pop_front().map(|entry| entry.what));
         }
+        left
     }
 
     /// The next change that the present leader has still to make.
     pub fn to_make_again(&self) -> Option<&T> {
-        self.entries.iter().find(|entry| entry.commit.term != self.term).map(|entry| &entry.what)
+        self.all_to_make_again().next()
+    }
+    pub fn all_to_make_again(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().filter(|entry| entry.commit.term != self.term).map(|entry| &entry.what)
     }
 
     /// The present leader has made it, by this commit: the first of [`Kept::to_make_again`].
@@ -78,6 +84,13 @@ impl<T> Kept<T> {
         assert_eq!(commit.term, self.term, "the leader that the session is at");
         let next = self.entries.iter_mut().find(|entry| entry.commit.term != commit.term);
         next.expect("it was to be made again").commit = commit;
+    }
+
+    /// The first of [`Kept::to_make_again`] cannot be made again.
+    pub fn give_up(&mut self) -> T {
+        let next = self.entries.iter().position(|entry| entry.commit.term != self.term);
+        let next = next.and_then(|place| self.entries.remove(place));
+        next.expect("it was to be made again").what
     }
 
     /// The newest commit that is not known to be durable.
@@ -91,6 +104,9 @@ impl<T> Kept<T> {
     }
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+    pub fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// Gives all up: the session is over.

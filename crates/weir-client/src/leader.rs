@@ -7,15 +7,18 @@
 //! declares to follow ([`Ordering`]). Leases count only if a reply of the leader arrived within their term.
 //! Knows nothing of inodes except that a [`Holder`] has leases on them.
 mod change;
+mod early;
 mod ordering;
 mod resume;
 
 pub use change::Change;
+pub use early::LostChange;
 pub use ordering::{Ordering, ToLeader};
 
 use crate::maps::MapsSeen;
 use crate::status::Counters;
 use change::Slot;
+use early::Early;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -47,6 +50,8 @@ pub trait Holder: Send + Sync + 'static {
     fn report_names(&self, deadline: Instant) -> Option<BoxFuture<'static, Result<()>>>;
     /// Reports leases that could not be kept.
     fn lost(&self, inodes: Vec<InodeId>);
+    /// Reports changes that were answered, and that a crash of the leader took back.
+    fn lost_changes(&self, lost: Vec<LostChange>);
     /// Reports locks that other clients have got.
     fn lost_locks(&self, lost: Vec<HeldLock>);
     /// The session continues, on a new connection; it has no registered lock waits there.
@@ -63,6 +68,9 @@ pub struct Identity {
     pub client: String,
     /// For a leader on the same machine; empty: not reported.
     pub process: String,
+    /// Whether changes may be answered before they are durable: every program that may lead can make them
+    /// again, and the users of this client call `fsync`.
+    pub takes_early: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 pub struct Leader {
@@ -85,6 +93,7 @@ pub struct Leader {
     contacted: AtomicU64,
     slots: Mutex<Vec<Slot>>,
     free_slots: Semaphore,
+    early: Early,
     /// Requests without an answer.
     asking: AtomicU32,
     /// The client is shutting down.
@@ -136,6 +145,7 @@ impl Leader {
             contacted: AtomicU64::new(0),
             slots: Mutex::new((0..SLOTS).rev().map(Slot::new).collect()),
             free_slots: Semaphore::new(SLOTS as usize),
+            early: Early::default(),
             asking: AtomicU32::new(0),
             closing: AtomicBool::new(false),
         }
@@ -298,16 +308,22 @@ impl Leader {
         request: &R,
         deadline: Instant,
     ) -> Result<R::Reply> {
-        while let Some(map_version) = self.maps.unreported().filter(|_| R::ORDERING >= Ordering::AfterMap) {
-            let session = SessionId(self.session.load(Acquire));
-            connection.call(&NoteMap { session, map_version }, vec![], self.left(deadline)).await?;
-            self.maps.note_reported(map_version);
-        }
+        self.report_map_on::<R>(connection, deadline).await?;
         let begun = self.env.clock.now();
         self.counters.asked.fetch_add(1, Relaxed);
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
         self.contacted.fetch_max(begun.0, Relaxed);
         Ok(reply)
+    }
+
+    /// Reports the map of the last write, if the request declares that it follows it.
+    async fn report_map_on<R: ToLeader>(&self, connection: &Connection, deadline: Instant) -> Result<()> {
+        while let Some(map_version) = self.maps.unreported().filter(|_| R::ORDERING >= Ordering::AfterMap) {
+            let session = SessionId(self.session.load(Acquire));
+            connection.call(&NoteMap { session, map_version }, vec![], self.left(deadline)).await?;
+            self.maps.note_reported(map_version);
+        }
+        Ok(())
     }
 
     /// Returns when the leader knows under which cluster map this client has written: before the write is

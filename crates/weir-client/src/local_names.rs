@@ -155,9 +155,16 @@ impl LocalNames {
         }
     }
 
+    /// The next sync of the directory fails: a change in it was lost.
+    pub fn note_lost(&self, dir: InodeId, e: &Error) {
+        self.queue().note_lost(dir, e.clone());
+    }
+
     /// Makes all changes that were made in the directory before durable.
     pub async fn sync(&self, dir: InodeId) -> Result<()> {
-        self.settle(Some(dir), self.leader.deadline()).await?;
+        let deadline = self.leader.deadline();
+        self.settle(Some(dir), deadline).await?;
+        self.leader.all_durable(deadline).await?;
         self.queue().take_lost(dir).map_or(Ok(()), Err)
     }
 

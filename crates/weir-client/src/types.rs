@@ -34,6 +34,8 @@ pub struct ClientConfig {
     /// After this number of creates within a second in a directory that only this client uses, files are
     /// created there locally and reported a moment later. `None`: never.
     pub local_creates_after: Option<u32>,
+    /// Changes of names may be answered before they are durable: programs that need that call `fsync`.
+    pub early_answers: bool,
     /// The certificate on networks; `None`: none.
     pub trust: Option<Arc<Trust>>,
 }
@@ -68,6 +70,7 @@ impl ClientConfig {
             patience: Self::PATIENCE,
             recall_patience: Self::RECALL_PATIENCE,
             local_creates_after: None,
+            early_answers: false,
             trust: None,
         }
     }

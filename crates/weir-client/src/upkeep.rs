@@ -99,6 +99,10 @@ async fn write_back(parts: Weak<Parts>) {
         parts.writing.write_back.save_aged().await;
         parts.base.accesses.report().await;
         parts.reports.closes.report_old().await;
+        let soon = clock.now() + parts.base.leader.keep_alive_period();
+        if let Err(e) = parts.base.leader.all_durable(soon).await {
+            tracing::debug!("early answers: {e}"); // the next round asks again
+        }
         parts.reports.quota.return_unused().await;
     }
 }

@@ -324,6 +324,7 @@ impl Lab {
         ClientConfig {
             role,
             local_creates_after,
+            early_answers: true,
             ..ClientConfig::new(self.addrs(COORDINATOR, COORDINATOR_HOST), name, &format!("host-{name}"))
         }
     }

@@ -156,6 +156,7 @@ impl Node {
             patience: ClientConfig::PATIENCE,
             recall_patience: ClientConfig::RECALL_PATIENCE,
             local_creates_after: None,
+            early_answers: false,
             trust: self.own.as_ref().map(|own| own.trust.clone()),
         })
     }

@@ -121,7 +121,7 @@ impl Leader {
                     how.begin_try()?;
                     let op = taken.op(session, sent != Some(session));
                     sent = Some(session);
-                    self.send(&connection, &make(op), deadline).await
+                    self.send_change(&connection, &make(op), deadline).await
                 }
                 Err(e) => Err(e),
             };

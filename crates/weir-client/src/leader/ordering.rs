@@ -5,6 +5,7 @@
 use weir_proto::Request;
 use weir_proto::backup::*;
 use weir_proto::coord::GetAudit;
+use weir_proto::early::{AwaitDurable, ChangeEarly};
 use weir_proto::local_creates::{CreateMany, LeaseFiles, LeaseNames, MkdirWithNames, RemoveMany};
 use weir_proto::lock::{CancelLock, ListLocks, SetLock, TestLock};
 use weir_proto::meta::*;
@@ -44,7 +45,9 @@ macro_rules! after {
 }
 
 // The session, and the map itself. A leader that waits for this client waits for these.
-after!(AtOnce, saves false: KeepAlive, NoteMap);
+after!(AtOnce, saves false: KeepAlive, NoteMap, AwaitDurable);
+// Its sender has reported all that the change in it follows.
+after!(AtOnce, saves false: ChangeEarly);
 // The reports of local changes: each waits for the earlier ones of its directory, in its queue.
 after!(AfterMap, saves true: CreateMany, RemoveMany);
 // Its sender has waited for those of the parent directory; nothing in the new one depends on others.

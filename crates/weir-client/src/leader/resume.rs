@@ -59,11 +59,12 @@ impl Leader {
             .map_err(|e| e.doing("open a session"))?;
         let SessionOpened { session, lease_ms, opens_asked, .. } = opened;
         self.opens_asked.store(opens_asked, Relaxed);
+        self.give_up_kept(connection, session, deadline).await?;
         // It holds nothing, but files may be open. A client that gets a Write lease before the leader counts
         // the file as open is missed by a request to all writers.
         let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
         if !held.is_empty() {
-            self.name_held(connection, session, held, deadline).await.map_err(|e| match e.kind {
+            self.name_held(connection, session, (held, false), deadline).await.map_err(|e| match e.kind {
                 // It ended before any request under it: the next try opens another one.
                 ErrorKind::Stale => e.of_kind(ErrorKind::Unavailable).doing("name what is open"),
                 _ => e.doing("name what is open"),
@@ -79,7 +80,7 @@ impl Leader {
     async fn resume(&self, connection: &Connection, session: SessionId, deadline: Instant) -> Result<u32> {
         let leases = async {
             let held = self.holder().map_or_else(Vec::new, |h| h.begun(connection.id()));
-            let resumed = self.name_held(connection, session, held, deadline).await?;
+            let resumed = self.name_held(connection, session, (held, true), deadline).await?;
             if let Some(holder) = self.holder().filter(|_| !resumed.lost.is_empty()) {
                 holder.lost(resumed.lost);
             }
@@ -98,12 +99,13 @@ impl Leader {
         leases.await
     }
 
-    /// Leases, opens and quota reservations, in as many messages as needed.
+    /// Leases, opens and quota reservations, in as many messages as needed. Of an old session the changes
+    /// that it kept go before the last one.
     async fn name_held(
         &self,
         connection: &Connection,
         session: SessionId,
-        mut held: Vec<HeldLease>,
+        (mut held, is_old): (Vec<HeldLease>, bool),
         deadline: Instant,
     ) -> Result<SessionResumed> {
         while held.len() > HELD_MAX {
@@ -121,6 +123,9 @@ impl Leader {
                 }
                 done => drop(done?),
             }
+        }
+        if is_old {
+            self.make_kept_again(connection, session, deadline).await?;
         }
         let last = SessionResume { session, held, more: false };
         connection.call(&last, vec![], self.left(deadline)).await.map(|(resumed, _)| resumed)

@@ -5,6 +5,7 @@ mod clones;
 mod contents;
 mod crowded;
 mod drains;
+mod early;
 mod floors;
 mod founding;
 mod full;

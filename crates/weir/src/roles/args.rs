@@ -136,8 +136,8 @@ pub struct MountRole {
     /// forgotten a name
     #[arg(long)]
     pub no_kernel_names: bool,
-    /// Wait for the metadata server at each create and removal, also in directories that no other mount
-    /// uses: a closed file is durable without fsync
+    /// Wait at each change of a name until it is durable, also in directories that no other mount uses: a
+    /// closed file is durable without fsync
     #[arg(long)]
     pub no_local_creates: bool,
     /// Options as mount(8) has them: ro, noexec, noatime, allow_other

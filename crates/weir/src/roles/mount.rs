@@ -80,6 +80,7 @@ async fn run_mount(node: Node, recover: bool, source: String, words: MountWords)
         memory_bytes: mount.memory_mib * MIB,
         patience: mount.patience.0.0,
         local_creates_after: ClientConfig::LOCAL_CREATES_AFTER.filter(|_| mount.local_creates),
+        early_answers: mount.local_creates,
         ..node.client(Role::Mount, name)?
     };
     let _ = node.env.watch.name.set(config.name.clone());
