@@ -364,6 +364,7 @@ impl Cluster {
             memory_bytes: CLIENT_BYTES,
             recall_patience: RECALL_PATIENCE,
             local_creates_after: Some(1),
+            early_answers: true,
             process,
             trust: trust(name, role, &self.options),
             ..ClientConfig::new(coordinators::addrs(&self.options), name, name)

@@ -48,6 +48,8 @@ const FAILOVER: Duration = Duration::from_millis(5_000);
 /// them are more than the cluster promises to survive (section 8 of the promises): the next round waits until
 /// it serves.
 const EARLY_DEATHS_MAX: u32 = 2;
+/// Longest time in which a leader answers before its disk has taken anything, until it dies.
+const UNFLUSHED_MAX: Duration = Duration::from_millis(500);
 const MILLION: u32 = 1_000_000;
 const DISK_BYTES: u64 = 16 << 30;
 /// Enough for a target's index, not for the first step of a slab.
@@ -130,7 +132,7 @@ impl Fault {
     fn cuts(&self) -> Vec<usize> {
         let long = self.is_long();
         let names = match self.kind {
-            KillClient | SplitMetaWithClients => self.victims.clone(),
+            KillClient | SplitMetaWithClients | CrashLeaderAndAuthor => self.victims.clone(),
             KillTooMany => self.others.clone(),
             PauseClient | PartitionFromMeta if long => self.victims.clone(),
             PartitionPartly if long && self.others.iter().any(|o| is_meta(o)) => self.victims.clone(),
@@ -318,6 +320,7 @@ impl Faults {
                 fault.victims.iter().for_each(|v| world.power_cut(v));
             }
             KillClient => self.kill_client(fault),
+            CrashLeaderBeforeFlush | CrashLeaderAndAuthor => self.crash_unflushed(fault),
             PauseClient | PauseStorage | PauseMeta => world.pause(victim),
             PartitionFromClient
             | CutClientFromTarget
@@ -366,6 +369,20 @@ impl Faults {
             _ => self.world.power_cut(fault.victim()),
         }
         fault.cuts().into_iter().for_each(|me| self.work.context.client_states.died(me));
+    }
+
+    /// The leader's disk takes nothing, and soon after the leader dies, alone or together with a client.
+    fn crash_unflushed(&self, fault: &Fault) {
+        let world = self.world.clone();
+        let (meta, authors, names) = (fault.victim().to_owned(), fault.cuts(), fault.victims.clone());
+        world.set_disk_faults(&meta, DiskFaults { hangs: true, ..DiskFaults::default() });
+        let (work, after) = (self.work.clone(), self.rng.below(UNFLUSHED_MAX.as_micros() as u64));
+        self.world.node(HARNESS).tasks.spawn("crash", async move {
+            world.sleep(Duration::from_micros(after)).await;
+            names.iter().for_each(|name| world.power_cut(name));
+            authors.into_iter().for_each(|me| work.context.client_states.died(me));
+            world.set_disk_faults(&meta, DiskFaults::default());
+        });
     }
 
     fn trouble_coordinator(&self, kind: FaultKind, victim: &str) {
@@ -421,7 +438,7 @@ impl Faults {
         }
         for me in fault.cuts() {
             self.work.context.client_states.joined(me);
-            if fault.kind == KillClient {
+            if fault.kind.kills_client() {
                 attend(&self.world, &self.cluster, &self.work, me);
             }
         }
@@ -460,6 +477,7 @@ impl Faults {
             }
             LoseMetaDisk => self.abandon_copy(victim).await,
             KillClient => {}
+            CrashLeaderBeforeFlush | CrashLeaderAndAuthor => self.start(victim),
             PauseClient | PauseStorage => world.resume(victim),
             PauseMeta => {
                 // Clients that were silent before may be so for a whole term from now on, if the leader

@@ -57,6 +57,8 @@ pub enum FaultKind {
     StarvedNode,
     Burst,
     MetaDiskFull,
+    CrashLeaderBeforeFlush,
+    CrashLeaderAndAuthor,
 }
 
 use FaultKind::*;
@@ -74,7 +76,7 @@ pub enum Toll {
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 54] = [
+    pub const ALL: [FaultKind; 56] = [
         KillStorage,
         PowerCutStorage,
         PowerCutAllStorage,
@@ -129,6 +131,8 @@ impl FaultKind {
         StarvedNode,
         Burst,
         MetaDiskFull,
+        CrashLeaderBeforeFlush,
+        CrashLeaderAndAuthor,
     ];
 
     /// Kinds that may be combined with any others. Lasting damage does not pass every seed so yet (see
@@ -141,7 +145,7 @@ impl FaultKind {
                 || !has_copies && (k.needs_copies() || *k == LoseTargetForGood)
                 || k.needs_coordinators()
                 // Only on request: older seeds keep their meaning.
-                || matches!(k, DrainTarget | AddTargets | MetaDiskFull)
+                || matches!(k, DrainTarget | AddTargets | MetaDiskFull | CrashLeaderBeforeFlush | CrashLeaderAndAuthor)
         };
         FaultKind::ALL.into_iter().filter(|k| !apart(k)).collect()
     }
@@ -215,6 +219,8 @@ impl FaultKind {
             StarvedNode => "starved-node",
             Burst => "burst",
             MetaDiskFull => "meta-disk-full",
+            CrashLeaderBeforeFlush => "crash-leader-before-flush",
+            CrashLeaderAndAuthor => "crash-leader-and-author",
             DrainTarget => "drain-target",
             AddTargets => "add-targets",
         }
@@ -273,7 +279,9 @@ impl FaultKind {
             | CutCoordinatorFromEtcd
             | LostCasAnswer
             | TwoCoordinators
-            | MetaDiskFull => Toll::None,
+            | MetaDiskFull
+            | CrashLeaderBeforeFlush
+            | CrashLeaderAndAuthor => Toll::None,
             // The client routes around it.
             CutClientFromTarget => Toll::None,
             // Its places stay complete while they move.
@@ -287,6 +295,11 @@ impl FaultKind {
     /// away.
     pub fn is_load(self) -> bool {
         matches!(self, StarvedNode | Burst)
+    }
+
+    /// A client dies.
+    pub fn kills_client(self) -> bool {
+        matches!(self, KillClient | CrashLeaderAndAuthor)
     }
 
     /// No connection, process or disk suffers from it: servers serve only requests that were asked for.

@@ -3,7 +3,8 @@
 //!
 //! Oracle: a change is done or refused as in POSIX, as a whole, and a later reader sees exactly its result:
 //! names, links, modes, attributes, bytes. A change that ended with an error, or whose client died, is done
-//! or not; the next user of the tree finds out which.
+//! or not; the next user of the tree finds out which. Changes that are neither synced nor seen by another
+//! client may be lost with their author, the last ones first.
 
 use crate::calls::{names_in, read_whole, root_cred};
 use crate::context::Context;
@@ -205,8 +206,16 @@ struct State {
     contents: BTreeMap<InodeId, (u64, usize)>,
     /// A change with unknown outcome, its client, and since when no client works on it.
     pending: Option<(Change, Who, Instant)>,
+    /// Changes that are neither synced nor seen by another client.
+    unsynced: Option<Unsynced>,
     /// Files that clients have open, with or without names, and their bytes.
     held: Vec<Held>,
+}
+
+struct Unsynced {
+    who: Who,
+    /// The trees before them.
+    before: Vec<Tree>,
 }
 
 struct Held {
@@ -233,7 +242,7 @@ impl SharedTree {
         let made = client.mkdir(&root_cred(), InodeId::ROOT, NAME.as_bytes(), DIRECTORY_MODE).await?;
         let root = made.attr.ino;
         let (tree, contents) = (Tree::new(root), BTreeMap::new());
-        let state = State { tree, contents, pending: None, held: Vec::new() };
+        let state = State { tree, contents, pending: None, unsynced: None, held: Vec::new() };
         Ok(SharedTree { root, state: tokio::sync::Mutex::new(state) })
     }
 
@@ -286,7 +295,8 @@ impl SharedTree {
     pub async fn before_snapshot(&self) -> (impl Drop, Option<SnapshotTree>) {
         let state = self.state.lock().await;
         let old = SnapshotTree { tree: state.tree.clone(), contents: state.contents.clone() };
-        let known = state.pending.is_none().then_some(old);
+        // A snapshot sees what it shows; until it is taken, an author may be lost with its changes.
+        let known = (state.pending.is_none() && state.unsynced.is_none()).then_some(old);
         (state, known)
     }
 

@@ -1,6 +1,6 @@
 //! The choice of a fault: its kind, its victims and how long it lasts, within what the cluster promises to
 //! survive.
-use super::{Fault, Faults};
+use super::{Fault, Faults, UNFLUSHED_MAX};
 use crate::client_states::client_name;
 use crate::cluster::{META, is_meta, meta_name, storage_name};
 use crate::kinds::FaultKind::*;
@@ -93,6 +93,7 @@ impl Faults {
             TwoCoordinators | CutCoordinatorFromEtcd => lasts.max(Duration::from_millis(DEPOSED_MS_MIN)),
             StallDisk => Duration::from_millis(STALL_MS_MIN + self.rng.below(STALL_MS_MIN)),
             StarvedNode => Duration::from_millis(STARVED_MS.0 + self.rng.below(STARVED_MS.1 - STARVED_MS.0)),
+            CrashLeaderBeforeFlush | CrashLeaderAndAuthor => lasts.max(UNFLUSHED_MAX * 2),
             CutClientFromTarget if self.options.faults == [CutClientFromTarget] => {
                 Duration::from_millis(CUT_MS_MIN + self.rng.below(CUT_MS_MIN / 2))
             }
@@ -105,8 +106,15 @@ impl Faults {
     fn some_victims(&self, kind: FaultKind, first: bool) -> (Vec<String>, Vec<String>) {
         let all: Vec<String> = (0..self.nodes()).map(storage_name).collect();
         match kind {
-            KillMeta | PowerCutMeta | PauseMeta | SyncErrorsMeta | KillMetaAtPoint | LoseMetaDisk
-            | MetaDiskFull => (vec![self.some_meta()], vec![]),
+            KillMeta
+            | PowerCutMeta
+            | PauseMeta
+            | SyncErrorsMeta
+            | KillMetaAtPoint
+            | LoseMetaDisk
+            | MetaDiskFull
+            | CrashLeaderBeforeFlush => (vec![self.some_meta()], vec![]),
+            CrashLeaderAndAuthor => (vec![self.some_meta(), self.some_client()], vec![]),
             PowerCutAllStorage => (all, vec![]),
             KillTooMany => {
                 let gone = usize::from(self.options.scheme.parity) + 1 + self.rng.below(2) as usize;
@@ -138,13 +146,7 @@ impl Faults {
                 let other = self.one_of(&peers);
                 (vec![one], vec![other])
             }
-            PartitionPartly => {
-                let one = if self.rng.below(3) == 0 { self.some_client() } else { self.some_storage() };
-                let roles = self.metas().into_iter().chain(self.cluster.coordinators().names());
-                let rest = all.into_iter().chain(roles).filter(|n| *n != one);
-                let others = rest.filter(|_| self.rng.below(2) == 0).collect();
-                (vec![one], others)
-            }
+            PartitionPartly => self.one_and_some(all),
             ClockJump | ClockDrift | MovedAddress => {
                 let mut nodes = all;
                 nodes.extend([self.some_meta(), self.coordinator()]);
@@ -170,6 +172,15 @@ impl Faults {
             }
             _ => (vec![self.coordinator()], vec![]),
         }
+    }
+
+    /// A client or a storage node, and some of all servers.
+    fn one_and_some(&self, storage: Vec<String>) -> (Vec<String>, Vec<String>) {
+        let one = if self.rng.below(3) == 0 { self.some_client() } else { self.some_storage() };
+        let roles = self.metas().into_iter().chain(self.cluster.coordinators().names());
+        let rest = storage.into_iter().chain(roles).filter(|n| *n != one);
+        let others = rest.filter(|_| self.rng.below(2) == 0).collect();
+        (vec![one], others)
     }
 
     /// One to three nodes of any role; one time in four all of them.

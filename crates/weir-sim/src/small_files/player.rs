@@ -145,11 +145,15 @@ impl Player<'_> {
         let is_removal = self.one_in(2);
         if is_removal {
             self.client.unlink(&cred, parent, old.1.as_bytes()).await.doing("unlink")?;
+            self.client.sync_names(parent).await.doing("sync a directory")?;
         } else {
             let from = self.context.dirs[name.0];
             let (moved, over) = (name.1.as_bytes(), old.1.as_bytes());
             let done = self.client.rename(&cred, from, moved, parent, over, RenameMode::Replace).await;
             done.doing("rename over")?;
+            for dir in [from, parent] {
+                self.client.sync_names(dir).await.doing("sync a directory")?;
+            }
         }
         let (stays, goes) = if is_removal { (name, old.clone()) } else { (old.clone(), name) };
         self.context.found().uncertain.retain(|known| *known != goes);

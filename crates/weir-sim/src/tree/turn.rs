@@ -1,7 +1,7 @@
 //! One step on the shared tree: a change or an inspection, and its comparison with the model.
 use super::{
     Change, DIRECTORY_MODE, DIRS_MAX, FILE_BYTES_MAX, FILE_MODE, FILES_MAX, Held, MARK, NAMES, Place, State,
-    Tree, read_tree,
+    Tree, Unsynced, read_tree,
 };
 use crate::calls::{close, read_all, read_whole, root_cred};
 use crate::client_states::LEAVES;
@@ -26,26 +26,47 @@ pub(super) struct TreeTurn<'w> {
 }
 
 impl TreeTurn<'_> {
-    /// Finds out whether a change in doubt is done.
+    /// Finds out whether a change in doubt is done, and which changes were lost with their author.
     pub(super) async fn settle(&self, state: &mut State) -> Result<(), Error> {
-        let Some((change, who, since)) = &state.pending else { return Ok(()) };
-        // Requests in flight may still take effect.
-        while self.context.client_states.is_leaving(*who) || self.context.world.now() < *since + LEAVES {
+        let states = &self.context.client_states;
+        let author = state.unsynced.as_ref().map(|unsynced| unsynced.who);
+        let is_lost = author.is_some_and(|who| states.who(who.client) != who);
+        if let Some((_, who, since)) = &state.pending {
+            // Requests in flight may still take effect.
+            while states.is_leaving(*who) || self.context.world.now() < *since + LEAVES {
+                self.context.world.sleep(Duration::from_millis(200)).await;
+            }
+        } else if !is_lost && author.is_none_or(|who| who == self.me) {
+            return Ok(());
+        }
+        while author.is_some_and(|who| is_lost && states.is_leaving(who)) {
             self.context.world.sleep(Duration::from_millis(200)).await;
         }
         let (seen, _) = read_tree(self.client, state.tree.root).await?;
-        let made = match change {
-            Change::MakeDirectory(place) | Change::MakeFile(place) => seen.at(place),
-            _ => None,
-        };
-        let after = state.tree.after(change, made.unwrap_or(InodeId(0)));
-        self.log(format_args!("{change:?} is done: {}", Some(&seen) == after.as_ref()));
+        let mut after = None;
+        if let Some((change, ..)) = &state.pending {
+            let made = match change {
+                Change::MakeDirectory(place) | Change::MakeFile(place) => seen.at(place),
+                _ => None,
+            };
+            after = state.tree.after(change, made.unwrap_or(InodeId(0)));
+            self.log(format_args!("{change:?} is done: {}", Some(&seen) == after.as_ref()));
+        }
+        let before = state.unsynced.iter().filter(|_| is_lost).flat_map(|unsynced| &unsynced.before);
+        let lost = before.clone().any(|tree| *tree == seen);
         assert!(
-            seen == state.tree || Some(&seen) == after.as_ref(),
-            "operation {}: {change:?} is half done: {seen:?}, before {:?}",
+            seen == state.tree || Some(&seen) == after.as_ref() || lost,
+            "operation {}: it is half done: {seen:?}, before {:?}",
             self.op,
             state.tree
         );
+        if lost && seen != state.tree {
+            self.log("changes were lost with their author");
+        }
+        // All that this client has seen is durable, except for its own changes.
+        if author != Some(self.me) {
+            state.unsynced = None;
+        }
         self.leaves(state, seen);
         Ok(())
     }
@@ -120,8 +141,22 @@ impl TreeTurn<'_> {
         let after = state.tree.after(&change, made);
         let after = after
             .unwrap_or_else(|| panic!("operation {}: {change:?} was not refused: {:?}", self.op, state.tree));
+        let before = std::mem::replace(&mut state.tree, after.clone());
         self.leaves(state, after);
+        match self.rng.below(3) {
+            0 => {
+                self.client.sync_names(state.tree.root).await?;
+                state.unsynced = None;
+            }
+            _ => {
+                let unsynced = state.unsynced.get_or_insert(Unsynced { who: self.me, before: Vec::new() });
+                assert_eq!(unsynced.who, self.me, "another author's changes are settled first");
+                unsynced.before.push(before);
+            }
+        }
         if let Change::MakeFile(_) = change {
+            // Its create was synced, and with it all before.
+            state.unsynced = None;
             let len = self.rng.below(self.rng.below(FILE_BYTES_MAX) + 1) as usize;
             let handle = self.client.open(&root_cred(), made, OpenMode::WRITE).await?.handle;
             let wrote = self.client.write(handle, 0, bytes_of(self.op, 0, len).into()).await;

@@ -4,6 +4,7 @@ use crate::calls::{close, read_all, root_cred};
 use crate::trash::Trash;
 use crate::turn_file::{Slot, TurnFile};
 use std::collections::btree_map::Entry;
+use weir_proto::InodeId;
 use weir_proto::meta::RenameMode;
 
 impl Turn<'_> {
@@ -35,9 +36,18 @@ impl Turn<'_> {
             .rename(&root_cred(), parents.0, from.1.as_bytes(), parents.1, name.as_bytes(), mode)
             .await
             .doing("rename")?;
+        self.sync(&[parents.0, parents.1]).await?;
         file.moving = false;
         self.work.context.found().uncertain.retain(|known| *known != from && *known != to);
         (file.dir, file.name) = to;
+        Ok(())
+    }
+
+    /// From here on the change survives its client, too. The shared tree tests those that are not synced.
+    async fn sync(&self, dirs: &[InodeId]) -> Answer<()> {
+        for dir in dirs {
+            self.client.sync_names(*dir).await.doing("sync a directory")?;
+        }
         Ok(())
     }
 
@@ -61,6 +71,7 @@ impl Turn<'_> {
         self.work.context.found().uncertain.insert((file.dir, file.name.clone()));
         let parent = self.work.context.dirs[file.dir];
         self.client.unlink(&root_cred(), parent, file.name.as_bytes()).await.doing("unlink")?;
+        self.sync(&[parent]).await?;
         self.work.context.found().uncertain.remove(&(file.dir, file.name.clone()));
         let gone = self
             .client
@@ -98,6 +109,7 @@ impl Turn<'_> {
             }
             put => put.doing("put back")?,
         }
+        self.sync(&[to]).await?;
         self.work.context.found().uncertain.remove(&(dir, name.clone()));
         (file.dir, file.name) = (dir, name);
         Ok(Some(file))
