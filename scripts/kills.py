@@ -3,8 +3,8 @@
 
 One machine: three coordinators on an etcd of three, three copies of the metadata, six targets, two mounts. On both
 mounts programs read and write the same files, names and counters: their histories must be linearizable. Git commits,
-sqlite inserts rows, an HDF5 file is written and followed (SWMR, if there is an h5py), and a writer creates and syncs
-files. Prints for each kind of kill how long the slowest of its steps took, and how long the next change of the cluster
+sqlite inserts rows, directories and links are made, renamed and removed without a sync, an HDF5 file is written and
+followed (SWMR, if there is an h5py), and a writer creates and syncs files. Prints for each kind of kill how long the slowest of its steps took, and how long the next change of the cluster
 map; ends with status 1 if anything was lost, wrong, or failed.
 """
 import argparse
@@ -255,6 +255,40 @@ class Writer(Program):
                 raise Wrong(f"file f{number} lacks its bytes")
 
 
+class Names(Program):
+    """Directories, links, renames, modes and removals, none of them synced; the other mount must find each."""
+    KEPT = 20
+
+    def begin(self) -> None:
+        (self.places[0] / "names").mkdir()
+
+    def step(self, number: int) -> None:
+        top = self.places[0] / "names"
+        new, made = top / f"new{number}", top / f"d{number}"
+        new.mkdir()
+        os.symlink(f"to {number}", new / "link")
+        new.rename(made)
+        made.chmod(0o700 + number % 64)
+        if number >= self.KEPT:
+            old = top / f"d{number - self.KEPT}"
+            (old / "link").unlink()
+            old.rmdir()
+        if number % 10 == 0:
+            self.compare(number + 1)
+
+    def compare(self, steps: int) -> None:
+        top, expected = self.places[1] / "names", range(max(0, steps - self.KEPT), steps)
+        if (found := set(os.listdir(top))) != {f"d{number}" for number in expected}:
+            raise Wrong(f"the other mount has {sorted(found)} after {steps} steps")
+        for number in expected:
+            made = top / f"d{number}"
+            if os.readlink(made / "link") != f"to {number}" or made.stat().st_mode & 0o777 != 0o700 + number % 64:
+                raise Wrong(f"d{number} differs on the other mount")
+
+    def verify(self) -> None:
+        self.compare(self.steps)
+
+
 class Git(Program):
     """Commits in a repository, in turn from each mount."""
 
@@ -447,16 +481,16 @@ def percentiles(what: str, found: list[float]) -> str:
     return f"{what} p50 {statistics.median(found):.2f} s, p99 {p99:.2f} s, max {found[-1]:.2f} s"
 
 
-def run(cluster: Cluster, kills: int) -> int:
-    broken, kinds = [], {kind: [] for kind in KINDS}
-    programs = [Writer(*cluster.mounts), Git(*cluster.mounts), Sqlite(*cluster.mounts)]
+def run(cluster: Cluster, kills: int, chosen: tuple[str, ...]) -> int:
+    broken, kinds = [], {kind: [] for kind in chosen}
+    programs = [Writer(*cluster.mounts), Names(*cluster.mounts), Git(*cluster.mounts), Sqlite(*cluster.mounts)]
     if Swmr.python:
         programs.append(Swmr(*reversed(cluster.mounts)))
     for program in programs:
         program.start()
     try:
         for number in range(kills):
-            kind = KINDS[number % len(KINDS)]
+            kind = chosen[number % len(chosen)]
             kinds[kind].append(kill_one(cluster, programs, kind, number))
         until("the copies are whole", cluster.is_whole)
     except (Wrong, RuntimeError) as error:
@@ -496,6 +530,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("weir", type=Path, help="the program")
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--only", choices=KINDS, help="kill only these")
     args = parser.parse_args()
     program = args.weir.resolve()
     print(f"{platform.node()}, {os.cpu_count()} cores, Linux {platform.release()}, {weir(program, '--version').strip()}")
@@ -507,7 +542,7 @@ def main() -> int:
         cluster = Cluster(program, Path(top))
         try:
             cluster.found()
-            return run(cluster, args.kills)
+            return run(cluster, args.kills, (args.only,) if args.only else KINDS)
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
