@@ -1,5 +1,6 @@
 //! Answers that leave before their change is durable, and changes that are made again after a crash.
 use crate::common::*;
+use crate::grace::make_volume;
 use std::time::Duration;
 use weir_env::sim::{DiskFaults, World};
 use weir_proto::early::*;
@@ -113,6 +114,64 @@ fn only_others_wait_until_a_change_is_durable() {
         let (durable, shown, answers) = tokio::join!(own, other, disk);
         assert!(durable >= answers, "a commit was reported that a crash takes back");
         assert!(shown >= answers, "another session saw what a crash takes back");
+    });
+}
+
+/// Neither has a lease on a directory that both change: only the journal orders their changes.
+#[test]
+fn a_change_waits_for_changes_of_others_that_it_builds_upon() {
+    simulate(27, async |world| {
+        let _meta = start(&world).await;
+        let (a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let (dir, mine) = (used_directory(&a).await, b.mkdir(ROOT, "mine").await.unwrap().entry.attr.ino);
+        early(&b, &set_mode(&b, mine, 0o755)).await.unwrap();
+        // The lease of the first is revoked, and for a moment no client gets it.
+        early(&b, &mkdir(&b, dir, "first")).await.unwrap();
+        set_silent(&world, true);
+        let made = early(&a, &mkdir(&a, dir, "x")).await.unwrap();
+        assert!(!made.is_durable() && made.reply.parent_lease.kind == LeaseKind::None);
+        let other = early(&b, &mkdir(&b, mine, "y")).await.unwrap();
+        assert!(!other.is_durable(), "the serial of another directory is no reason to wait");
+        let request = mkdir(&b, dir, "y");
+        let waited = world.clock().timeout(LONG, early(&b, &request)).await;
+        assert!(waited.is_err(), "it has a place after a name that a crash takes back");
+        set_silent(&world, false);
+    });
+}
+
+/// Its record names what it has changed, not only where it has leases.
+#[test]
+fn others_wait_for_a_client_that_only_changed_names() {
+    simulate(28, async |world| {
+        let node = start(&world).await;
+        let maker = Client::start(&world, "maker").await;
+        let (place, other) = (make_volume(&maker, "place").await, make_volume(&maker, "other").await);
+        maker.call(&SessionClose { session: maker.session }).await.unwrap();
+        let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = a.mkdir(place.root, "d").await.unwrap().entry.attr.ino;
+        early(&a, &set_mode(&a, dir, 0o755)).await.unwrap();
+        set_silent(&world, true);
+        let kept = early(&a, &rename(&a, place.root, "d", "e")).await.unwrap().kept;
+        let mut kept = vec![kept];
+        for name in ["one", "two"] {
+            kept.push(early(&a, &mkdir(&a, place.root, name)).await.unwrap().kept);
+        }
+        let _node = crash(&world, node).await;
+        b.reconnect("b").await;
+        b.resume(vec![]).await.unwrap();
+        // A serial that is given meanwhile is none of those that the other client brings.
+        let elsewhere = early(&b, &mkdir(&b, other.root, "b")).await.unwrap();
+        let given = elsewhere.told.given.serials[0];
+        assert!(
+            kept.iter().all(|kept| !kept.given.serials.contains(&given)),
+            "serial {given} is given twice"
+        );
+        let seen = attr_of(&b, place.root, "d");
+        assert!(world.clock().timeout(LONG, seen).await.is_err(), "it shows a name that was changed");
+        a.reconnect("a").await;
+        assert_eq!(again(&a, kept).await.unwrap().failed, vec![]);
+        a.resume(vec![]).await.unwrap();
+        assert!(attr_of(&b, place.root, "d").await.is_none());
     });
 }
 

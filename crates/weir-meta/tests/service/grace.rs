@@ -10,12 +10,12 @@ use weir_proto::{InodeId, VolumeId};
 /// Longer than any request that does not wait, and shorter than the grace period.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
-struct Place {
+pub struct Place {
     volume: VolumeId,
-    root: InodeId,
+    pub root: InodeId,
 }
 
-async fn make_volume(by: &Client, name: &str) -> Place {
+pub async fn make_volume(by: &Client, name: &str) -> Place {
     let new = VolumeCreate {
         op: by.op(),
         cred: root(),

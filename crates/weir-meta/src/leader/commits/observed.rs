@@ -122,8 +122,12 @@ impl Read for Noted<'_> {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let value = self.txn.get(key)?;
         let Some(early) = &self.early else { return Ok(value) };
+        if key == keys::sequence(Sequence::DirectorySerial) {
+            // Another session's serial is another one: no answer depends on it.
+            return Ok(early.draw(value));
+        }
         early.depends_on(key);
-        Ok(if key == keys::sequence(Sequence::DirectorySerial) { early.draw(value) } else { value })
+        Ok(value)
     }
     fn scan(&self, start: &[u8], end: &[u8], visit: &mut dyn FnMut(&[u8], &[u8]) -> Scan) -> Result<()> {
         let Some(early) = &self.early else { return self.txn.scan(start, end, visit) };
