@@ -39,6 +39,7 @@ async fn found(c: &Client, dir: InodeId, name: &str) -> Option<InodeId> {
 async fn used_dir(c: &Client) -> InodeId {
     let d = dir(c, "d").await;
     set_mode(c, d, 0o755).await;
+    c.sync_names(d).await.unwrap();
     d
 }
 
