@@ -1,4 +1,4 @@
-//! The metadata service: calls come in, operations run, replies leave when they are durable.
+//! The metadata service: calls come in, operations run, replies leave when they are durable, or early.
 //!
 //! An operation without conflicts runs in place, in the connection's reader; one that must wait for a lease
 //! waits in a task of its own, and no other waits behind it.

@@ -100,7 +100,7 @@ impl Directories {
         });
     }
 
-    /// Changes of names are durable when they are answered, except for files that the client created locally.
+    /// Makes changes of names durable that the client made locally, or that were answered early.
     pub fn sync(&self, call: Call<'_, ReplyEmpty>, dir: InodeId) {
         let client = self.client.clone();
         call.wait(async move { client.sync_names(dir).await }, reply_empty);
