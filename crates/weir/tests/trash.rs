@@ -73,6 +73,7 @@ fn files_removed_by_mistake_are_restored() {
     fs::rename(&there, top.join("d")).unwrap();
     same_contents(&before, &top.join("d"));
     rm_rf(&top.join("d"));
+    fs::File::open(&top).unwrap().sync_all().unwrap();
     cluster.kill_all();
     cluster.up();
     fs::create_dir(top.join("d")).unwrap();

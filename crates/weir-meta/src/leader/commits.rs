@@ -2,10 +2,10 @@
 //! happen once.
 //!
 //! Invariants: a reply leaves only when everything that it shows is durable, except for changes of its own
-//! session that were answered early, and while this node has the right to answer. A change is made once, even
-//! if its request arrives again. The number of a commit that clients may see is known before the lock of the
-//! state is released. Knows nothing of that state (it is passed to show that it is locked), of sessions and of
-//! the meaning of a change.
+//! session that were answered early, and while this node has the right to answer. A change is made once,
+//! even if its request arrives again. The number of a commit that clients may see is known before the lock
+//! of the state is released. Knows nothing of that state (it is passed to show that it is locked), of
+//! sessions and of the meaning of a change.
 mod observed;
 mod replies;
 mod slots;
