@@ -122,12 +122,13 @@ impl Leader {
         }
     }
 
-    /// Before the session is taken up on another connection: answers of the former one have been read.
-    async fn answers_read(&self, deadline: Instant) -> Result<()> {
+    /// Whether changes are kept, once all answers of the former connection have been read: before the session
+    /// is taken up on another one.
+    async fn keeps_any(&self, deadline: Instant) -> Result<bool> {
         let none_in_flight = self.env.clock.timeout(self.left(deadline), self.early.in_flight.write()).await;
-        none_in_flight
-            .map(drop)
-            .map_err(|_| Error::deadline("changes on a lost connection have no answer yet"))
+        let late = |_| Error::deadline("changes on a lost connection have no answer yet");
+        none_in_flight.map(drop).map_err(late)?;
+        Ok(!self.early().kept.is_empty())
     }
 
     /// Brings the kept changes to a leader that may lack them, as the last part of a resume but one.
@@ -137,8 +138,7 @@ impl Leader {
         session: SessionId,
         deadline: Instant,
     ) -> Result<()> {
-        self.answers_read(deadline).await?;
-        if self.early().kept.is_empty() {
+        if !self.keeps_any(deadline).await? {
             return Ok(());
         }
         let make = async |changes| -> Result<MadeAgain> {
@@ -177,8 +177,7 @@ impl Leader {
         session: SessionId,
         deadline: Instant,
     ) -> Result<()> {
-        self.answers_read(deadline).await?;
-        if self.early().kept.is_empty() {
+        if !self.keeps_any(deadline).await? {
             return Ok(());
         }
         let request = MakeAgain { session, changes: Vec::new() };

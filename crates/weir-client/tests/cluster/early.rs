@@ -113,7 +113,7 @@ fn a_synced_name_survives_the_death_of_its_author() {
         restart(&lab).await;
         assert_eq!(found(&b, d, "by-dir").await, Some(synced));
         assert_eq!(found(&b, d, "by-file").await, Some(f.stat.attr.ino));
-        assert_eq!(found(&b, d, "unsynced").await, None, "nobody has seen it, and nobody brings it");
+        assert_eq!(found(&b, d, "unsynced").await, None, "no client has seen it, and its author is dead");
     });
 }
 

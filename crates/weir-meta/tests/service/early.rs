@@ -265,13 +265,14 @@ fn a_change_that_cannot_be_made_again_is_named() {
         let first = early(&a, &mkdir(&a, dir, "x")).await.unwrap();
         let second = early(&a, &rename(&a, dir, "x", "y")).await.unwrap();
         let third = early(&a, &mkdir(&a, dir, "z")).await.unwrap();
+        let below = early(&a, &mkdir(&a, first.reply.entry.attr.ino, "below")).await.unwrap();
         let _node = crash(&world, node).await;
         a.reconnect("a").await;
         // Without the first one the others differ. A serial of someone else is refused.
         let stolen = KeptChange { given: Given { serials: vec![1], ..first.kept.given }, ..first.kept };
-        let told = again(&a, vec![stolen, second.kept, third.kept.clone()]).await.unwrap();
+        let told = again(&a, vec![stolen, second.kept, third.kept.clone(), below.kept]).await.unwrap();
         let why: Vec<(u32, &str)> = told.failed.iter().map(|f| (f.place, &f.why[..])).collect();
-        assert_eq!(why.len(), 3, "{why:?}");
+        assert_eq!(why.len(), 4, "{why:?}");
         assert!(why[0].1.contains("serials [1]") && why[2].1.contains("another result"), "{why:?}");
         // Not after the resume, and not of another session.
         a.resume(vec![]).await.unwrap();
@@ -312,7 +313,7 @@ fn a_removal_made_again_leaves_files_that_others_have_open() {
         assert!(lost.is_empty());
         world.sleep(Duration::from_millis(2 * u64::from(LEASE_MS))).await;
         assert_eq!(b.getattr(ino).await.unwrap().attr.nlink, 0, "it has it open");
-        assert_eq!(b.getattr(closed).await.unwrap_err().kind, ErrorKind::Stale, "nobody has it open");
+        assert_eq!(b.getattr(closed).await.unwrap_err().kind, ErrorKind::Stale, "no session has it open");
         b.close(ino, false).await.unwrap();
         assert_eq!(b.getattr(ino).await.unwrap_err().kind, ErrorKind::Stale);
     });

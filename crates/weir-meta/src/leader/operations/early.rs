@@ -100,14 +100,9 @@ impl Operations {
     }
 }
 
-/// Whether a change that could not be made again is lost. If not, the leader cannot make it now.
+/// Whether a change that could not be made again is lost. If not, the leader cannot make it now. `Stale` is of
+/// an inode that is gone: the session has been found.
 fn is_lost(e: &Error) -> bool {
-    !matches!(
-        e.kind,
-        ErrorKind::Unavailable
-            | ErrorKind::Busy { .. }
-            | ErrorKind::Deadline
-            | ErrorKind::Stale
-            | ErrorKind::Io
-    )
+    use ErrorKind::{Busy, Deadline, Io, Unavailable};
+    !matches!(e.kind, Unavailable | Busy { .. } | Deadline | Io)
 }
