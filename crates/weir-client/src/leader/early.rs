@@ -122,8 +122,8 @@ impl Leader {
         }
     }
 
-    /// Whether changes are kept, once all answers of the former connection have been read: before the session
-    /// is taken up on another one.
+    /// Whether changes are kept, once all answers of the former connection have been read: before the
+    /// session is taken up on another one.
     async fn keeps_any(&self, deadline: Instant) -> Result<bool> {
         let none_in_flight = self.env.clock.timeout(self.left(deadline), self.early.in_flight.write()).await;
         let late = |_| Error::deadline("changes on a lost connection have no answer yet");
