@@ -100,8 +100,8 @@ impl Operations {
     }
 }
 
-/// Whether a change that could not be made again is lost. If not, the leader cannot make it now. `Stale` is of
-/// an inode that is gone: the session has been found.
+/// Whether a change that could not be made again is lost. If not, the leader cannot make it now. `Stale` is
+/// of an inode that is gone: the session has been found.
 fn is_lost(e: &Error) -> bool {
     use ErrorKind::{Busy, Deadline, Io, Unavailable};
     !matches!(e.kind, Unavailable | Busy { .. } | Deadline | Io)
