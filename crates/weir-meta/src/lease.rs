@@ -63,14 +63,30 @@ pub struct Opens {
     pub write: u32,
 }
 
+/// Whether a session has the append token of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum AppendToken {
+    No,
+    /// From this leader; no other session has it.
+    Granted,
+    /// The session named it after a restart. Others may have named it, too: those whose commits released it,
+    /// and that did not get the answers. They ask for these commits again, which releases it here.
+    Named,
+}
+
+impl AppendToken {
+    fn is_held(self) -> bool {
+        self != AppendToken::No
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Holding {
     kind: LeaseKind,
     opens: Opens,
     /// The client has been asked to return the lease.
     revoking: bool,
-    /// The session has the append token. True for at most one session.
-    append_token: bool,
+    append_token: AppendToken,
     /// It was permitted to write directly: it may be doing so, until it has answered a revoke
     direct: bool,
     /// that was begun after that.
@@ -130,7 +146,7 @@ const NOTHING: Holding = Holding {
     kind: LeaseKind::None,
     opens: Opens { read: 0, write: 0 },
     revoking: false,
-    append_token: false,
+    append_token: AppendToken::No,
     direct: false,
     direct_since_revoke: false,
     alone: false,
@@ -139,7 +155,11 @@ const NOTHING: Holding = Holding {
 impl Holding {
     fn is_nothing(&self) -> bool {
         let Holding { kind, opens, revoking, append_token, direct, .. } = *self;
-        kind == LeaseKind::None && opens == Opens::default() && !revoking && !append_token && !direct
+        kind == LeaseKind::None
+            && opens == Opens::default()
+            && !revoking
+            && !append_token.is_held()
+            && !direct
     }
     fn is_open(&self) -> bool {
         self.opens != Opens::default()
@@ -162,7 +182,7 @@ impl State {
         self.parked > 0 || self.is_in_change()
     }
     fn is_in_change(&self) -> bool {
-        self.holders.iter().any(|(_, h)| h.revoking || h.append_token)
+        self.holders.iter().any(|(_, h)| h.revoking || h.append_token.is_held())
     }
     fn is_nothing(&self) -> bool {
         self.holders.is_empty() && self.parked == 0
@@ -183,7 +203,7 @@ impl LeaseTable {
                 Need::Pages if direct => LeaseKind::None,
                 Need::GetAttr | Need::AppendToken | Need::Pages => LeaseKind::Read,
             };
-            let with_token = need == Need::AppendToken && holding.append_token;
+            let with_token = need == Need::AppendToken && holding.append_token.is_held();
             let conflict = Conflict { ino, session: *holder, keep, ask: !with_token };
             if holding.kind > keep || with_token || direct || holding.alone {
                 out.note(conflict);
@@ -193,16 +213,20 @@ impl LeaseTable {
 
     /// Grants the append token, which no other session has.
     pub fn grant_append_token(&mut self, session: SessionId, ino: InodeId) {
-        self.change(session, ino, |h| h.append_token = true);
+        self.change(session, ino, |h| h.append_token = AppendToken::Granted);
+    }
+    /// Restores the append token that a session names after a restart.
+    pub fn take_up_append_token(&mut self, session: SessionId, ino: InodeId) {
+        self.change(session, ino, |h| h.append_token = AppendToken::Named);
     }
     pub fn has_append_token(&self, session: SessionId, ino: InodeId) -> bool {
-        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.append_token)
+        self.states.get(&ino).and_then(|s| s.get(session)).is_some_and(|h| h.append_token.is_held())
     }
     /// Releases the append token. True if an operation waits for that.
     pub fn release_append_token(&mut self, session: SessionId, ino: InodeId) -> bool {
         let had = self.has_append_token(session, ino);
         if had {
-            self.change(session, ino, |h| h.append_token = false);
+            self.change(session, ino, |h| h.append_token = AppendToken::No);
         }
         had && self.is_awaited(ino)
     }
@@ -361,7 +385,7 @@ impl LeaseTable {
             let shared =
                 |h: &Holding| h.is_open() && mine.is_open() && (h.opens.write > 0 || mine.opens.write > 0);
             writes |= mine.kind == LeaseKind::Write;
-            disturbed |= state.parked > 0 || mine.revoking || mine.append_token || state.orphan;
+            disturbed |= state.parked > 0 || mine.revoking || mine.append_token.is_held() || state.orphan;
             disturbed |= state.others(session).any(|(_, h)| shared(h));
         }
         writes && !disturbed
@@ -556,16 +580,20 @@ impl LeaseTable {
     /// Panics where an invariant of this table does not hold for an inode: one pass over its holders.
     fn check(&self, ino: InodeId) {
         let Some(state) = self.states.get(&ino) else { return };
-        let (mut writers, mut holders, mut tokens, mut alone) = (0, 0, 0, 0);
+        let (mut writers, mut holders, mut tokens, mut granted, mut alone) = (0, 0, 0, 0, 0);
         for (_, holding) in &state.holders {
             writers += u32::from(holding.kind == LeaseKind::Write);
             holders += u32::from(holding.kind != LeaseKind::None);
-            tokens += u32::from(holding.append_token);
+            tokens += u32::from(holding.append_token.is_held());
+            granted += u32::from(holding.append_token == AppendToken::Granted);
             alone += u32::from(holding.alone);
         }
         assert!(writers == 0 || holders == 1, "inode {ino}: a Write lease is not the only one: {state:?}");
         assert!(alone == 0 || holders == 1, "inode {ino}: a session does not have it alone: {state:?}");
-        assert!(tokens <= 1, "inode {ino}: {tokens} sessions have the append token: {state:?}");
+        assert!(
+            granted == 0 || tokens == 1,
+            "inode {ino}: {tokens} sessions have the append token: {state:?}"
+        );
     }
 
     /// Checks the whole table, and its index of sessions.

@@ -684,6 +684,45 @@ fn the_append_token_is_one_clients_and_ends_with_it() {
     });
 }
 
+/// The first client's commit released the token, the second got it, and neither the commit's answer nor the
+/// second's commit had arrived when the leader died.
+#[test]
+fn an_append_token_is_named_by_two_clients_after_a_restart() {
+    for (seed, first_resumes_first) in [(36, true), (37, false)] {
+        simulate(seed, async |world| {
+            let node = start(&world).await;
+            let (mut a, mut b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+            let ino = a.create(ROOT, "f").await.unwrap().entry.attr.ino;
+            b.open(ino, true, true).await.unwrap();
+            let take = |c: &Client| TakeAppendToken { session: c.session, ino };
+            a.call(&take(&a)).await.unwrap();
+            let lost = commit_with_token(&a, ino, 1, 10);
+            a.call(&lost).await.unwrap();
+            let entry = b.call(&take(&b)).await.unwrap().entry;
+            world.kill("meta");
+            drop(node);
+            let _node = start(&world).await;
+            let named = HeldLease { append_token: true, ..held(&entry, LeaseKind::None, 1, 1) };
+            a.reconnect("a").await;
+            b.reconnect("b").await;
+            for c in if first_resumes_first { [&a, &b] } else { [&b, &a] } {
+                assert_eq!(c.resume(vec![named.clone()]).await.unwrap().lost, []);
+            }
+            // It is made once, and no other client has the token before both are done.
+            let begun = world.now();
+            let ask = take(&a);
+            let (next, ()) = tokio::join!(a.call(&ask), async {
+                assert_eq!(a.call(&lost).await.unwrap().attr.size, 10);
+                world.sleep(Duration::from_millis(300)).await;
+                b.call(&commit_with_token(&b, ino, 1, 20)).await.unwrap();
+            });
+            assert_eq!(next.unwrap().entry.attr.size, 20);
+            assert!(world.now().since(begun) >= Duration::from_millis(300));
+            assert_eq!(a.call(&commit_with_token(&a, ino, 1, 30)).await.unwrap().attr.size, 30);
+        });
+    }
+}
+
 #[test]
 fn growth_under_an_append_token_revokes_read_leases() {
     simulate(35, async |world| {

@@ -258,12 +258,10 @@ impl SessionCalls {
             return Ok(false);
         }
         state.leases.set_opens(session, lease.ino, Opens { read: lease.open_read, write: lease.open_write });
-        // From before the restart, or it has it already: a lost token is not restored.
-        let append_token =
-            lease.append_token && (!known || state.leases.has_append_token(session, lease.ino));
-        if append_token {
-            state.leases.grant_append_token(session, lease.ino);
-        } else if state.leases.release_append_token(session, lease.ino) {
+        let has_token = state.leases.has_append_token(session, lease.ino);
+        if lease.append_token && !known && !has_token {
+            state.leases.take_up_append_token(session, lease.ino);
+        } else if !lease.append_token && state.leases.release_append_token(session, lease.ino) {
             state.wake(lease.ino);
         }
         if inode.as_ref().is_some_and(|i| i.nlink == 0) {

@@ -23,8 +23,10 @@ pub struct Raised {
 
 impl Holding {
     pub(super) fn usage(&self) -> Option<Usage> {
-        let writes =
-            self.kind == LeaseKind::Write || self.opens.write > 0 || self.append_token || self.direct;
+        let writes = self.kind == LeaseKind::Write
+            || self.opens.write > 0
+            || self.append_token.is_held()
+            || self.direct;
         match (writes, self.kind > LeaseKind::None || self.is_open()) {
             (true, _) => Some(Usage::Writes),
             (false, true) => Some(Usage::Reads),
