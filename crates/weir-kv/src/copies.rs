@@ -10,9 +10,11 @@ use weir_proto::Epoch;
 
 /// The other copies of the store of a leader.
 pub trait Copies: Send + Sync + 'static {
-    /// A new record; they come in the order of their numbers. Must be fast: no other transaction runs
-    /// meanwhile.
+    /// A new record, which may wait for [`Copies::flush`]; they come in the order of their numbers. Must be
+    /// fast: no other transaction runs meanwhile.
     fn append(&self, seq: CommitSeq, body: &[u8]);
+    /// All records so far shall become durable now.
+    fn flush(&self);
     /// All required copies keep the records up to this one. When it grows, [`crate::Engine::settle`] is
     /// called. A copy may become required only when it keeps all records that were appended until then.
     fn kept(&self) -> CommitSeq;
@@ -23,6 +25,7 @@ pub struct Alone;
 
 impl Copies for Alone {
     fn append(&self, _seq: CommitSeq, _body: &[u8]) {}
+    fn flush(&self) {}
     fn kept(&self) -> CommitSeq {
         CommitSeq(u64::MAX)
     }
@@ -43,6 +46,7 @@ impl ReportedDurable {
 
 impl Copies for ReportedDurable {
     fn append(&self, _seq: CommitSeq, _body: &[u8]) {}
+    fn flush(&self) {}
     fn kept(&self) -> CommitSeq {
         CommitSeq(self.0.load(Ordering::Acquire))
     }

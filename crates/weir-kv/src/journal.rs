@@ -388,6 +388,7 @@ impl Journal {
 
     /// Has a thread that may block flush what is queued, unless one is about to.
     pub(crate) fn flush_soon(self: &Arc<Self>) {
+        lock(&self.copies).flush();
         if self.begin_flushing() {
             let journal = self.clone();
             self.tasks.start_blocking(move || journal.lead());
@@ -456,6 +457,7 @@ impl Journal {
             queue.bytes = 0;
             std::mem::take(&mut queue.items)
         };
+        lock(&self.copies).flush();
         let begun = self.clock.now();
         let written = match items.is_empty() {
             true => Ok(()),

@@ -36,6 +36,7 @@ impl Copies for Other {
     fn append(&self, seq: CommitSeq, body: &[u8]) {
         self.appended.lock().unwrap().push((seq, body.to_vec()));
     }
+    fn flush(&self) {}
     fn kept(&self) -> CommitSeq {
         CommitSeq(self.kept.load(Ordering::Acquire))
     }

@@ -7,6 +7,7 @@
 //! Invariant: a copy counts from the moment at which it has all records that exist then.
 use super::decide::{self, Lead, Promise, RIGHT, Start};
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use weir_coord::decide::JournalGroup;
@@ -90,6 +91,8 @@ struct CopyStream {
     lead: Mutex<Lead<NodeId>>,
     recent: Mutex<Recent>,
     /// The newest record.
+    newest: AtomicU64,
+    /// The newest record that is to be sent.
     news: watch::Sender<CommitSeq>,
 }
 
@@ -115,7 +118,14 @@ impl Copies for CopyStream {
                 recent.bytes -= oldest.body.len();
             }
         }
-        self.news.send_replace(seq);
+        self.newest.store(seq.0, SeqCst);
+    }
+
+    /// One message to each copy for all records of a flush: their own messages would take more time than they
+    /// do.
+    fn flush(&self) {
+        let newest = CommitSeq(self.newest.load(SeqCst));
+        self.news.send_if_modified(|news| newest > std::mem::replace(news, newest.max(*news)));
     }
 
     fn kept(&self) -> CommitSeq {
@@ -158,14 +168,16 @@ impl Copier {
         }
         let lead = Lead::new(&members, me);
         let others: Vec<NodeId> = lead.others().collect();
-        let news = watch::Sender::new(engine.epochs().last());
-        let stream = CopyStream { epoch, lead: Mutex::new(lead), recent: Mutex::default(), news };
+        let last = engine.epochs().last();
+        let (newest, news) = (AtomicU64::new(last.0), watch::Sender::new(last));
+        let stream = CopyStream { epoch, lead: Mutex::new(lead), recent: Mutex::default(), newest, news };
         let stream = Arc::new(stream);
         engine.lead(epoch, stream.clone()).await?;
         let promise = promised();
         // The former leader may have sent more until just now.
         let last = engine.epochs().last();
-        stream.news.send_modify(|newest| *newest = last.max(*newest));
+        stream.newest.fetch_max(last.0, SeqCst);
+        stream.flush();
         let exports = Mutex::default();
         let inner = Inner {
             env: env.clone(),
@@ -365,7 +377,7 @@ impl Inner {
         lead.note_answer(id, self.epoch, asked)?;
         // Under the lock that `kept` takes: records that became durable without this copy are older, so it
         // has them.
-        let caught_up = lead.report_caught_up(id, *self.stream.news.borrow());
+        let caught_up = lead.report_caught_up(id, CommitSeq(self.stream.newest.load(SeqCst)));
         drop(lead);
         let now = self.env.clock.now();
         if caught_up && reported_at.is_none_or(|at: Instant| now.since(at) >= REPORT_AGAIN) {

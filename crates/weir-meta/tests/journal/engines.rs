@@ -31,6 +31,7 @@ impl Copies for Link {
         let body = body.to_vec().into();
         self.appended.lock().unwrap().push(Entry { seq, epoch: self.epoch, body });
     }
+    fn flush(&self) {}
     fn kept(&self) -> CommitSeq {
         self.lead.lock().unwrap().kept_by_all()
     }
