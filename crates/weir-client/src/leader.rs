@@ -84,6 +84,8 @@ pub struct Leader {
     holder: OnceLock<Weak<dyn Holder>>,
     /// Held while the session is opened or resumed.
     established: tokio::sync::Mutex<Established>,
+    /// The connection on which the session was last opened or begun to be resumed.
+    named_on: AtomicU64,
     /// For fast paths: connection id and session id that belong together.
     ready_connection: AtomicU64,
     session: AtomicU64,
@@ -138,6 +140,7 @@ impl Leader {
             counters,
             holder: OnceLock::new(),
             established: tokio::sync::Mutex::default(),
+            named_on: AtomicU64::new(u64::MAX),
             ready_connection: AtomicU64::new(u64::MAX),
             session: AtomicU64::new(0),
             lease_ms: AtomicU64::new(1000),
@@ -233,6 +236,7 @@ impl Leader {
         {
             return Ok((connection, session));
         }
+        self.named_on.store(connection.id(), Release);
         let session = self.take_up(&connection, established.session, deadline).await?;
         established.connection = Some(connection.id());
         established.session = Some(session);
@@ -313,6 +317,13 @@ impl Leader {
         self.counters.asked.fetch_add(1, Relaxed);
         let (reply, _) = connection.call(request, vec![], self.left(deadline)).await?;
         self.contacted.fetch_max(begun.0, Relaxed);
+        if self.named_on.load(Acquire) != connection.id() {
+            // The leases and opens in it were not named when the session moved: the leader has dropped them.
+            return Err(Error::unavailable(format!(
+                "{}: the session moved to another connection before the answer came",
+                R::NAME
+            )));
+        }
         Ok(reply)
     }
 

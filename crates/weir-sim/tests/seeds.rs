@@ -95,6 +95,31 @@ fn seeds_that_failed_once_keep_every_promise() {
     keeps_every_promise(seeds.into_iter(), mixed);
     keeps_every_promise(63133..63134, |seed| Options { snapshots: true, ..mixed(seed) });
     keeps_every_promise(67092..67093, |seed| Options { home: true, ..mixed(seed) });
+    // The answer to a create was read after the session had begun to move to another connection.
+    keeps_every_promise(1_220_016..1_220_017, |_| {
+        use FaultKind::*;
+        Options {
+            faults: vec![
+                CrashLeaderBeforeFlush,
+                CrashLeaderAndAuthor,
+                KillMeta,
+                KillClient,
+                PowerCutMeta,
+                KillStorage,
+                LateRequests,
+                SlowLink,
+            ],
+            operations: 60,
+            pause_ms_max: 1000,
+            home: true,
+            snapshots: true,
+            clones: true,
+            locks: true,
+            tree: true,
+            trash: true,
+            ..Options::default()
+        }
+    });
 }
 
 /// Frames are protected, and what protects them hides no damage on a disk.
