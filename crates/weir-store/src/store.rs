@@ -69,6 +69,8 @@ pub struct Store {
     damaged: Damaged,
     given_up: GivenUp,
     pub(crate) spill: Spill,
+    /// The newest change.
+    newest: AtomicU64,
     _lock: Arc<dyn File>,
 }
 
@@ -125,6 +127,7 @@ impl Store {
             damaged: Damaged::default(),
             given_up: GivenUp::default(),
             spill: Spill::default(),
+            newest: AtomicU64::new(0),
             _lock: lock,
         })
     }
@@ -355,7 +358,12 @@ impl Store {
         self.counters.overlay_count.fetch_add(delta.overlay_count, Relaxed);
         self.counters.overlay_bytes.fetch_add(delta.overlay_bytes, Relaxed);
         self.slabs.drop_after(seq, delta.dropped);
+        self.newest.fetch_max(seq.0, Relaxed);
         Ok(seq)
+    }
+    /// Whether no change waits for the disk.
+    fn is_at_rest(&self) -> bool {
+        self.newest.load(Relaxed) <= self.kv.durable().0
     }
     /// The caller handles a full disk; any other error of a write fails the target for ever.
     fn classify_error(&self, e: Error) -> Error {

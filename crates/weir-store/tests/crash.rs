@@ -345,3 +345,27 @@ fn a_failed_write_or_sync_fails_the_target_for_ever() {
         });
     }
 }
+
+/// Two syncs would take longer than two writes. Beside other changes the journal would be written for ever.
+#[test]
+fn a_large_overlay_is_in_the_journal_if_nothing_waits() {
+    let world = World::new(5, SimConfig::default());
+    let w = world.clone();
+    world.run(async move {
+        let env = w.node("n");
+        let store = open(&env).await.unwrap();
+        let large = bytes_of(1, 20_000);
+        for (others, in_journal) in [(0, true), (3, false)] {
+            let work = (store.clone(), large.clone());
+            let write = move || {
+                (0..others).try_for_each(|n| overlay(&work.0, 1, 1, n * 4096, &[7; 100]).map(drop))?;
+                overlay(&work.0, 0, 1, others * 20_000, &work.1)
+            };
+            let done = env.tasks.blocking(write).await.unwrap();
+            store.durable(done).await.unwrap();
+            let spilling = store.clone();
+            let spilled = env.tasks.blocking(move || spilling.spill_some(20_000)).await.unwrap();
+            assert_eq!(spilled, in_journal, "beside {others} others");
+        }
+    });
+}
