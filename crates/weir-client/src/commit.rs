@@ -47,6 +47,8 @@ struct Prepared {
     write_generation: u64,
     /// All of the file's bytes go into its inode.
     inline: Option<InlineCommit>,
+    /// It may be answered before it is durable.
+    early: bool,
 }
 
 struct InlineCommit {
@@ -92,11 +94,12 @@ impl Commits {
         Commits { env, leader, inodes, quota, leases, tiering }
     }
 
-    /// Commits a small file with its bytes inline. False: it does not fit there.
-    pub async fn inline(&self, inode: &Arc<Inode>) -> Result<bool> {
+    /// Commits a small file with its bytes inline. False: it does not fit there. `closing`: it need not be
+    /// durable then.
+    pub async fn inline(&self, inode: &Arc<Inode>, closing: bool) -> Result<bool> {
         let deadline = self.leader.deadline();
         let marking = inode.marking.lock().await;
-        let Some(prepared) = self.prepare_inline(inode) else { return Ok(false) };
+        let Some(prepared) = self.prepare_inline(inode, closing) else { return Ok(false) };
         let write_generation = prepared.write_generation;
         let done = self.carry_out(inode, prepared, Some(marking), deadline).await;
         if let Err(e) = &done {
@@ -108,7 +111,7 @@ impl Commits {
         done.map(|()| true)
     }
 
-    fn prepare_inline(&self, inode: &Inode) -> Option<Prepared> {
+    fn prepare_inline(&self, inode: &Inode, early: bool) -> Option<Prepared> {
         let mut st = inode.lock();
         let local = st.write.local()?;
         let base = match &st.inline {
@@ -131,22 +134,29 @@ impl Commits {
             local: Some(local),
             write_generation: st.write.generation(),
             inline: Some(InlineCommit { content, sends: st.write.send_count() }),
+            early,
         })
     }
 
-    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `clean`: no
-    /// uncommitted bytes are left on targets once the file has no writer.
-    pub async fn size(&self, inode: &Arc<Inode>, clean: bool, flushed: u64, deadline: Instant) -> Result<()> {
-        let marking = if clean { Some(inode.marking.lock().await) } else { None };
-        let prepared = self.prepare_size(inode, clean, flushed);
+    /// Commits size and time. `flushed`: everything below is durable, or was changed again since. `closing`:
+    /// no uncommitted bytes are left on targets once the file has no writer, and it need not be durable then.
+    pub async fn size(
+        &self,
+        inode: &Arc<Inode>,
+        closing: bool,
+        flushed: u64,
+        deadline: Instant,
+    ) -> Result<()> {
+        let marking = if closing { Some(inode.marking.lock().await) } else { None };
+        let prepared = self.prepare_size(inode, closing, flushed);
         self.carry_out(inode, prepared, marking, deadline).await
     }
 
-    fn prepare_size(&self, inode: &Inode, clean: bool, flushed: u64) -> Prepared {
+    fn prepare_size(&self, inode: &Inode, closing: bool, flushed: u64) -> Prepared {
         let mut st = inode.lock();
         let layout = st.layout(inode.ino).ok();
         let durable = layout.map_or(st.size(), |layout| st.durable_size(&layout));
-        let clean = clean && st.is_all_sent();
+        let clean = closing && st.is_all_sent();
         if clean {
             st.write.begin_declaring_clean();
         }
@@ -155,7 +165,7 @@ impl Commits {
         st.write.note_commit(self.env.clock.now());
         let commit = Commit { changed, ..self.request(&st, inode.ino, size, clean, None) };
         let write_generation = st.write.generation();
-        Prepared { commit, local: st.write.local(), write_generation, inline: None }
+        Prepared { commit, local: st.write.local(), write_generation, inline: None, early: closing }
     }
 
     /// Sends a commit under the Write lease, and applies its answer. `marking`: held if it declares that no
@@ -167,12 +177,12 @@ impl Commits {
         marking: Option<MutexGuard<'_, ()>>,
         deadline: Instant,
     ) -> Result<()> {
-        let Prepared { commit, local, write_generation, inline } = prepared;
+        let Prepared { commit, local, write_generation, inline, early } = prepared;
         assert!(marking.is_some() || !commit.clean, "a file is declared clean by one task at a time");
         let revoke_clock = self.inodes.revoke_clock();
         let limited = inode.lock().quota.limited();
         let committing = self.quota.committing(limited).await;
-        let reported = self.commit_in(inode, write_generation, &commit, deadline).await;
+        let reported = self.commit_in(inode, (write_generation, early), &commit, deadline).await;
         let mut st = inode.lock();
         if commit.clean {
             st.write.note_declared_clean(self.inodes.tick_revoke_clock());
@@ -205,12 +215,13 @@ impl Commits {
     async fn commit_in(
         &self,
         inode: &Arc<Inode>,
-        write_generation: u64,
+        (write_generation, early): (u64, bool),
         commit: &Commit,
         deadline: Instant,
     ) -> Result<Entry> {
         let still = || inode.check_generation(write_generation);
         let how = Change::repeatable().until(deadline).while_still(&still);
+        let how = if early { how } else { how.durably() };
         let mut commit = commit.clone();
         loop {
             match self.leader.change(how, |op| Commit { op, ..commit.clone() }).await {
@@ -271,7 +282,8 @@ impl Commits {
             Commit { data_end, changed, drop_inline: false, ..request }
         };
         let revoke_clock = self.inodes.revoke_clock();
-        match self.leader.change(Change::repeatable(), |op| Commit { op, ..commit.clone() }).await {
+        let how = Change::repeatable().durably();
+        match self.leader.change(how, |op| Commit { op, ..commit.clone() }).await {
             Ok(entry) => {
                 let mut st = inode.lock();
                 st.write.note_reported(end);
@@ -370,8 +382,8 @@ impl Commits {
         let committing = self.quota.committing(limited).await;
         let (deadline, make) = (self.leader.deadline(), |op| Commit { op, ..commit.clone() });
         let reported = match extra {
-            CommitExtra::Appended => self.leader.change(Change::once().until(deadline), make).await,
-            _ => self.leader.change(Change::repeatable().until(deadline), make).await,
+            CommitExtra::Appended => self.leader.change(Change::once().durably().until(deadline), make).await,
+            _ => self.leader.change(Change::repeatable().durably().until(deadline), make).await,
         };
         let entry = match reported {
             Ok(entry) => entry,

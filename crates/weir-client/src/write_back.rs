@@ -176,7 +176,8 @@ impl WriteBack {
             }
             (st.errors.count(), st.size(), st.write.generation())
         };
-        if !off_inode && self.commits.inline(inode).await? {
+        let closing = occasion == Occasion::Closing;
+        if !off_inode && self.commits.inline(inode, closing).await? {
             return Ok(());
         }
         self.leave_inode(&mut inode.lock(), inode.ino)?;
@@ -197,8 +198,7 @@ impl WriteBack {
             return Ok(());
         }
         inode.check_generation(write_generation)?;
-        let clean = occasion == Occasion::Closing;
-        let result = self.commits.size(inode, clean, size, self.leader.deadline()).await;
+        let result = self.commits.size(inode, closing, size, self.leader.deadline()).await;
         self.env.tasks.crash_point(crash_points::FLUSHED);
         let mut st = inode.lock();
         if let Err(e) = &result

@@ -361,7 +361,7 @@ fn not_kept(method: u16) -> Error {
     Error::unsupported(format!("method {method} has no early answer"))
 }
 
-kept_operations! { Mkdir MkdirWithNames Symlink Link Unlink Rmdir Rename SetAttr SetXattr RemoveXattr }
+kept_operations! { Mkdir MkdirWithNames Symlink Link Unlink Rmdir Rename SetAttr SetXattr RemoveXattr Commit }
 
 // Its call waits for writers first, and then runs this.
 implement! { SnapshotTake: change snapshot::take; }

@@ -6,8 +6,8 @@
 use crate::local_creates::{MadeWithNames, MkdirWithNames, NamesLeased};
 use crate::message;
 use crate::meta::{
-    Attr, Entry, Link, Made, Mkdir, RemoveXattr, Removed, Rename, Renamed, Rmdir, SetAttr, SetXattr, Symlink,
-    Time, Unlink,
+    Attr, Commit, Entry, Link, Made, Mkdir, RemoveXattr, Removed, Rename, Renamed, Rmdir, SetAttr, SetXattr,
+    Symlink, Time, Unlink,
 };
 use crate::{Error, InodeId, Request, Result, SessionId, Wire};
 use bytes::Bytes;
@@ -120,6 +120,7 @@ kept! {
     SetAttr of ino: |one, other| entry(one, other), if |r| r.size.is_none();
     SetXattr of ino: |one, other| entry(one, other);
     RemoveXattr of ino: |one, other| entry(one, other);
+    Commit of ino: |one, other| entry(one, other), if |r| !r.append_token && r.close_writes == 0;
 }
 
 fn attr(one: &Attr, other: &Attr) -> bool {

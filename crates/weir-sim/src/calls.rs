@@ -29,10 +29,12 @@ pub fn new_volume(name: &str) -> NewVolume {
     }
 }
 
+/// Closes a file, and makes it durable: its client and the leader may crash at once.
 pub async fn close(client: &Client, handle: Handle) -> Result<(), Error> {
     let flushed = client.flush(handle).await;
+    let synced = client.fsync(handle).await;
     let released = client.release(handle).await;
-    flushed.and(released)
+    flushed.and(synced).and(released)
 }
 
 pub async fn read_whole(client: &Client, ino: InodeId) -> Result<Vec<u8>, Error> {

@@ -83,8 +83,7 @@ impl Workload {
             let name = format!("shared{n}");
             let opened =
                 client.create(&cred, InodeId::ROOT, name.as_bytes(), 0o644, true, OpenMode::WRITE).await?;
-            client.flush(opened.handle).await?;
-            client.release(opened.handle).await?;
+            close(client, opened.handle).await?;
             let record_bytes = 1 + rng.below(60_000) as usize;
             let models = (0..options.clients).map(|_| Mutex::default()).collect();
             let (ino, lossy) = (opened.stat.attr.ino, AtomicBool::new(false));
@@ -302,9 +301,9 @@ impl Workload {
             under_way.check_time("a shared file");
         }
         if rng.below(2) == 0 {
-            client.fsync(handle).await?;
+            client.flush(handle).await?;
         }
-        client.flush(handle).await?;
+        client.fsync(handle).await?;
         file.model(me).synced(me);
         Ok(())
     }

@@ -23,13 +23,14 @@ pub struct Change<'a> {
     until: Option<Instant>,
     still: Option<&'a Still<'a>>,
     tries: Option<&'a AtomicU32>,
+    durable: bool,
 }
 
 impl<'a> Change<'a> {
     /// It must not happen twice. `Io`: the session expired before the answer came, and the outcome is
     /// unknown.
     pub fn once() -> Change<'a> {
-        Change { repeatable: false, until: None, still: None, tries: None }
+        Change { repeatable: false, until: None, still: None, tries: None, durable: false }
     }
     /// It may happen twice. `Stale`: the session expired before the answer came; the caller may try again.
     pub fn repeatable() -> Change<'a> {
@@ -43,6 +44,10 @@ impl<'a> Change<'a> {
     /// known.
     pub fn while_still(self, still: &'a Still<'a>) -> Change<'a> {
         Change { still: Some(still), ..self }
+    }
+    /// It is durable when it is answered.
+    pub fn durably(self) -> Change<'a> {
+        Change { durable: true, ..self }
     }
     /// Counts the tries: only the answer to the first one describes the present state.
     pub fn counting(self, tries: &'a AtomicU32) -> Change<'a> {
@@ -121,7 +126,10 @@ impl Leader {
                     how.begin_try()?;
                     let op = taken.op(session, sent != Some(session));
                     sent = Some(session);
-                    self.send_change(&connection, &make(op), deadline).await
+                    match how.durable {
+                        true => self.send(&connection, &make(op), deadline).await,
+                        false => self.send_change(&connection, &make(op), deadline).await,
+                    }
                 }
                 Err(e) => Err(e),
             };

@@ -97,6 +97,34 @@ fn a_crash_of_the_leader_takes_nothing_back() {
 }
 
 #[test]
+fn a_closed_file_survives_a_crash_of_the_leader() {
+    for (seed, len) in [(90, 900), (91, 9_000), (92, 300_000)] {
+        Lab::new(seed).run(6, |lab| async move {
+            let (a, b) = (lab.client("a").await, lab.client("b").await);
+            let d = used_dir(&a).await;
+            let f = a.create(&root(), d, b"f", 0o644, true, OpenMode::WRITE).await.unwrap();
+            let bytes = pattern(seed, 0, len);
+            write(&a, f.handle, 0, &bytes[..10]).await;
+            a.fsync(f.handle).await.unwrap();
+            write(&a, f.handle, 0, &bytes).await;
+            set_silent(&lab, true);
+            a.flush(f.handle).await.unwrap();
+            let sync = a.fsync(f.handle);
+            assert!(
+                lab.env("a").clock.timeout(Duration::from_secs(1), sync).await.is_err(),
+                "the leader's disk has nothing"
+            );
+            restart(&lab).await;
+            assert_eq!(a.losses(), (0, vec![]));
+            let closed = a.release(f.handle).await;
+            same(&read_in(&b, d, "f").await.unwrap(), &bytes);
+            closed.unwrap();
+            a.check();
+        });
+    }
+}
+
+#[test]
 fn a_synced_name_survives_the_death_of_its_author() {
     Lab::new(84).run(6, |lab| async move {
         let (a, b) = (lab.client("a").await, lab.client("b").await);

@@ -95,6 +95,8 @@ pub struct Events {
     pub snapshots: bool,
     /// A directory is gone at home, and its content is to be removed.
     pub doomed: bool,
+    /// Its result depends on leases that no other leader knows: it is answered when it is durable.
+    pub under_leases: bool,
 }
 
 impl Events {

@@ -17,7 +17,9 @@ pub fn commit(cx: &mut Cx<'_>, r: &Commit) -> Attempt<Entry> {
         ))
         .into());
     }
-    let alone = cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
+    // Only a commit under a Write lease is answered early, and made again.
+    let alone = cx.rules.again || cx.rules.leases.held(cx.rules.session, r.ino) == LeaseKind::Write;
+    cx.events.under_leases |= !alone;
     let allocated = allocated_after(r, &inode, alone);
     let evicted = inode.evicted;
     own.set_space(cx, &mut inode, allocated, evicted)?;

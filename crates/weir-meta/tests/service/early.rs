@@ -189,6 +189,63 @@ fn a_size_is_answered_when_it_is_durable() {
     });
 }
 
+/// The size of a closed file: under its Write lease, which the next leader does not know yet.
+#[test]
+fn a_commit_under_a_write_lease_is_answered_early() {
+    simulate(31, async |world| {
+        let node = start(&world).await;
+        let (mut a, b) = (Client::start(&world, "a").await, Client::start(&world, "b").await);
+        let dir = used_directory(&a).await;
+        let created = a.create(dir, "f").await.unwrap().entry;
+        let (ino, token) = (created.attr.ino, created.lease.token_epoch);
+        let shared = a.create(dir, "shared").await.unwrap().entry.attr.ino;
+        b.open(shared, true, true).await.unwrap();
+        let commit = |a: &Client, ino, size| Commit {
+            op: a.op(),
+            ino,
+            token_epoch: token,
+            size,
+            mtime: Time { nanos: 7 },
+            allocated: size,
+            inline: None,
+            drop_inline: false,
+            clean: true,
+            close_writes: 0,
+            data_end: size,
+            append_token: false,
+            changed: vec![],
+        };
+        set_silent(&world, true);
+        // Reserved space past the end is counted only if no other client writes the file.
+        let longer = Commit { allocated: 9000, ..commit(&a, ino, 5000) };
+        let made = [commit(&a, ino, 4000), longer];
+        let first = early(&a, &made[0]).await.unwrap();
+        let second = early(&a, &made[1]).await.unwrap();
+        assert!(!first.is_durable() && !second.is_durable());
+        let request = commit(&a, shared, 100);
+        let late = early(&a, &request);
+        assert!(world.clock().timeout(LONG, late).await.is_err(), "others write it, too");
+
+        let _node = crash(&world, node).await;
+        a.reconnect("a").await;
+        let told = again(&a, vec![first.kept, second.kept]).await.unwrap();
+        assert_eq!(told.failed, []);
+        let opened = |ino| HeldLease {
+            ino,
+            kind: if ino == shared { LeaseKind::None } else { LeaseKind::Write },
+            token_epoch: token,
+            open_read: 0,
+            open_write: 1,
+            append_token: false,
+        };
+        assert_eq!(a.resume(vec![opened(ino), opened(shared)]).await.unwrap().lost, []);
+        world.kill("b");
+        let attr = a.getattr(ino).await.unwrap().attr;
+        assert_eq!((attr.size, attr.allocated, attr.ctime), (5000, 9000, second.reply.attr.ctime));
+        assert_eq!(a.getattr(shared).await.unwrap().attr.size, 0, "nobody was told of it");
+    });
+}
+
 #[test]
 fn lost_changes_are_made_again_as_they_were() {
     simulate(23, async |world| {

@@ -219,7 +219,8 @@ impl Operations {
         self.tx.apply_events(state, request.session(), &events)?;
         let first = op.is_none_or(|op| state.note_applied(op)) || !done.replayed;
         let given = Given { at, serials: done.serials };
-        Ok(Ran { reply: done.reply, first, wait: done.early, given })
+        let wait = done.early.filter(|_| !events.under_leases);
+        Ok(Ran { reply: done.reply, first, wait, given })
     }
 }
 
