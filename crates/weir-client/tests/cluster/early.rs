@@ -104,7 +104,7 @@ fn a_closed_file_survives_a_crash_of_the_leader() {
             let d = used_dir(&a).await;
             let f = a.create(&root(), d, b"f", 0o644, true, OpenMode::WRITE).await.unwrap();
             let bytes = pattern(seed, 0, len);
-            write(&a, f.handle, 0, &bytes[..10]).await;
+            write(&a, f.handle, 0, &bytes[..len / 3 * 2]).await;
             a.fsync(f.handle).await.unwrap();
             write(&a, f.handle, 0, &bytes).await;
             set_silent(&lab, true);
