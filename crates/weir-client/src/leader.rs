@@ -100,6 +100,8 @@ pub struct Leader {
     asking: AtomicU32,
     /// The client is shutting down.
     closing: AtomicBool,
+    /// Its session has ended, and no other one is opened.
+    closed: AtomicBool,
 }
 
 /// A request without an answer.
@@ -151,6 +153,7 @@ impl Leader {
             early: Early::default(),
             asking: AtomicU32::new(0),
             closing: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -221,8 +224,11 @@ impl Leader {
         deadline.since(self.env.clock.now())
     }
 
-    /// A live connection on which the session is resumed.
+    /// A live connection on which the session is resumed. An error that ends all tries: it was closed.
     pub async fn ready(&self, deadline: Instant) -> Result<(Connection, SessionId)> {
+        if self.closed.load(Acquire) {
+            return Err(Error::io("this client has closed its session"));
+        }
         if let Some(connection) = self.channel.current()
             && connection.id() == self.ready_connection.load(Acquire)
         {
@@ -468,6 +474,7 @@ impl Leader {
     pub async fn close(&self, deadline: Instant) -> Result<()> {
         let closed = self.ask_once(deadline, &|session| SessionClose { session }).await;
         if closed.as_ref().is_ok() || closed.as_ref().is_err_and(|e| e.kind == ErrorKind::Stale) {
+            self.closed.store(true, Release);
             self.session.store(0, Release);
         }
         closed

@@ -869,3 +869,18 @@ fn a_failed_write_past_the_end_never_shows_though_unreported() {
         same(&read(&b, hb, 0, 3 * STRIPE).await, &expected);
     });
 }
+
+/// Its upkeep may still have a request to send.
+#[test]
+fn a_client_that_has_closed_its_session_asks_no_more() {
+    Lab::new(191).run(6, |lab| async move {
+        let a = lab.client("a").await;
+        let h = create(&a, "f").await;
+        close(&a, h).await;
+        a.shutdown().await.unwrap();
+        let cred = root();
+        let asked = a.lookup(&cred, ROOT, b"absent");
+        let soon = lab.env("a").clock.timeout(Duration::from_secs(1), asked).await;
+        assert_eq!(soon.expect("it ends at once").unwrap_err().kind, ErrorKind::Io);
+    });
+}
