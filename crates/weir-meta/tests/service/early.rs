@@ -242,7 +242,7 @@ fn a_commit_under_a_write_lease_is_answered_early() {
         world.kill("b");
         let attr = a.getattr(ino).await.unwrap().attr;
         assert_eq!((attr.size, attr.allocated, attr.ctime), (5000, 9000, second.reply.attr.ctime));
-        assert_eq!(a.getattr(shared).await.unwrap().attr.size, 0, "nobody was told of it");
+        assert_eq!(a.getattr(shared).await.unwrap().attr.size, 0, "its client has no answer");
     });
 }
 

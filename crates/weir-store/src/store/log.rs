@@ -110,14 +110,19 @@ impl Store {
         }
         Ok((committed, Appended::of_all(&outcomes)))
     }
-    /// The largest overlay whose data goes to the journal now.
-    fn inline_max(&self) -> u32 {
+    /// The largest of these overlays whose data goes to the journal now. May ask the disk for its free space,
+    /// but not for small ones: their callers must not block.
+    fn inline_max(&self, writes: &[OverlayWrite<'_>]) -> u32 {
+        let is_large = writes.iter().any(|write| write.data.len() > INLINE_BYTES_MAX as usize);
         let has_space = || self.slabs.check_space(INLINE_AT_REST_BYTES_MAX, self.kv.durable()).is_ok();
-        if self.is_at_rest() && has_space() { INLINE_AT_REST_BYTES_MAX } else { INLINE_BYTES_MAX }
+        match is_large && self.is_at_rest() && has_space() {
+            true => INLINE_AT_REST_BYTES_MAX,
+            false => INLINE_BYTES_MAX,
+        }
     }
     /// Space in slabs for the data that is too large for the journal, by overlay.
     fn store_large(&self, writes: &[OverlayWrite<'_>]) -> Result<Vec<Extent>> {
-        let inline_max = self.inline_max();
+        let inline_max = self.inline_max(writes);
         let (mut extents, mut inline_bytes) = (Vec::with_capacity(writes.len()), 0);
         for write in writes {
             let len = write.data.len();
